@@ -8,9 +8,15 @@ is not believed by who knows the new one. Epoch 0 = the broker has no copies, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdmq.wire.headers import BrokerRow
+
+FAILOVER_S: Final = 30.0
+"""How long a broker that has copies is waited for: a failover takes 11 s by default, and moves no key."""
+LEAD_DOUBTED_S: Final = 60.0
+"""How long a leader may be unreachable until registries that name an older one are believed: the epochs of a
+coordinator that lost its state begin again."""
 
 
 class Heard(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import structlog
 
 import holdmq
-from holdmq.client.leads import Leads
+from holdmq.client.leads import FAILOVER_S, LEAD_DOUBTED_S, Leads
 from holdmq.client.names import check_topic
 from holdmq.client.registries import Registries
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
@@ -55,11 +55,6 @@ CREATE_GRACE_S: Final = 1.0
 """How long a topic's creation waits for the other brokers once one has it: one may be stopped."""
 REROUTE_S: Final = 10.0
 """How long the queues of an absent broker keep their keys: a broker restarts in less."""
-FAILOVER_S: Final = 30.0
-"""How long those of a broker with copies keep theirs: a failover takes 11 s by default, and moves no key."""
-LEAD_DOUBTED_S: Final = 60.0
-"""How long a leader may be unreachable until registries that name an older one are believed: the epochs of a
-coordinator that lost its state begin again."""
 SEEK_MIN_S: Final = 0.5
 """How soon the other registries are asked for a leader that is lost; each pause doubles the one before."""
 SEEK_MAX_S: Final = 5.0

@@ -120,6 +120,12 @@ class Client:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        connection = self.connection or await self.connected(timeout_s)
+        left = max(0.001, deadline - loop.time())
+        return await connection.call(code, header, left, body, body_length)
+
+    async def connected(self, timeout_s: float) -> Connection:
+        """The connection, once there is one; TransportError, with the last cause, after `timeout_s`."""
         if self._closing:
             raise TransportError(f"the client of {self.address} is closed")
         self.start()
@@ -134,8 +140,7 @@ class Client:
                 ) from None
         if self.connection is None:
             raise TransportError(f"connection to {self.address} lost again")
-        left = max(0.001, deadline - loop.time())
-        return await self.connection.call(code, header, left, body, body_length)
+        return self.connection
 
     def request(
         self,

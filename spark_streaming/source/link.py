@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import structlog
 
+from holdmq.client.leads import FAILOVER_S, LEAD_DOUBTED_S, Leads
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest, PullColumnsResponse, split_buffers
@@ -79,9 +81,12 @@ class ClusterLink:
     def __init__(self, registries: Sequence[str], security: Security | None = None) -> None:
         self._security = security
         self._registries = list(registries)
-        self._clients: dict[str, Client] = {}
+        self._registry_clients: dict[str, Client] = {}
+        self._brokers: dict[str, Client] = {}
         self._topics: dict[str, list[str]] = {}
-        self._addresses: dict[str, str] = {}
+        self._leads = Leads()
+        self._silent_since: dict[str, float] = {}
+        """Brokers that did not answer when they were asked last, and the loop's time of the first of it."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdmq link", daemon=True)
         self._thread.start()
@@ -112,6 +117,10 @@ class ClusterLink:
         """
         return self._wait(self._pull(broker, queues, columns, tags))
 
+    def patience_s(self, brokers: Iterable[str]) -> float:
+        """How long brokers that are silent may be while another copy of them comes to lead; 0 = none will."""
+        return FAILOVER_S if any(map(self._leads.epoch, brokers)) else 0.0
+
     def close(self) -> None:
         """Close every connection and end the thread."""
         self._wait(self._close())
@@ -122,11 +131,13 @@ class ClusterLink:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _client(self, address: str) -> Client:
-        client = self._clients.get(address)
+    def _client(self, address: str, *, is_broker: bool = False) -> Client:
+        return Client(address, ROLE, f"spark-{os.getpid()}", security=self._security, follows_lead=is_broker)
+
+    def _registry(self, address: str) -> Client:
+        client = self._registry_clients.get(address)
         if client is None:
-            client = Client(address, ROLE, f"spark-{os.getpid()}", security=self._security)
-            self._clients[address] = client
+            client = self._registry_clients[address] = self._client(address)
         return client
 
     async def _snapshot(self, is_wanted: Callable[[str], bool]) -> Snapshot:
@@ -142,6 +153,7 @@ class ClusterLink:
     ) -> tuple[dict[str, T], tuple[str, ...]]:
         """Ask every broker with wanted topics; its answer, or its name among those that gave none."""
         await self._refresh_routes()
+        await self._seek_leaders(list(self._silent_since))
         wanted = {
             broker: [topic for topic in topics if is_wanted(topic)] for broker, topics in self._topics.items()
         }
@@ -154,11 +166,16 @@ class ClusterLink:
         for broker, answer in zip(asked, answers, strict=True):
             if isinstance(answer, HoldMQError):
                 silent.append(broker)
+                self._unheard(broker)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 found[broker] = answer
+                self._silent_since.pop(broker, None)
         return found, tuple(silent)
+
+    def _unheard(self, broker: str) -> None:
+        self._silent_since.setdefault(broker, self._loop.time())
 
     async def _offsets_at(self, is_wanted: Callable[[str], bool], store_ms: int) -> Positions:
         async def ask(broker: str, topics: list[str]) -> dict[TopicQueue, int]:
@@ -180,9 +197,7 @@ class ClusterLink:
     async def _offsets_of(self, broker: str, topic: str, store_ms: int) -> dict[TopicQueue, int]:
         request = OffsetAtRequest(topic, store_ms)
         try:
-            reply = await self._client(self._address(broker)).call(
-                RequestCode.OFFSET_AT, request, PULL_TIMEOUT_S
-            )
+            reply = await self._broker(broker).call(RequestCode.OFFSET_AT, request, PULL_TIMEOUT_S)
         except RemoteError as error:
             if error.code == Code.TOPIC_UNKNOWN:
                 return {}  # deleted since the registry listed it
@@ -201,10 +216,28 @@ class ClusterLink:
             # The next plan asks this one first: waiting for one that is away would make every batch late.
             self._registries.remove(address)
             self._registries.insert(0, address)
-            await self._learn(brokers, routes)
+            self._learn(brokers, routes)
             return
-        if not self._addresses:
+        if not self._brokers:
             raise failure
+
+    async def _seek_leaders(self, lost: Iterable[str]) -> None:
+        """Ask the other registries for the leaders of brokers that have copies and are lost."""
+        others = self._registries[1:]
+        if not others or not any(map(self._leads.epoch, lost)):
+            return
+        request = RouteGetRequest([])
+        answers = await asyncio.gather(
+            *(self._registry(other).call(RequestCode.ROUTE_GET, request, ASK_TIMEOUT_S) for other in others),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, Reply):
+                newer = self._leads.newer(rows(BrokerRow, answer.header(RouteGetResponse).brokers))
+                for name, row in newer.items():
+                    self._brokers[name].set_address(row.address)
+            elif not isinstance(answer, HoldMQError):
+                raise answer
 
     async def _routes_of(self, registry: str) -> tuple[list[BrokerRow], list[RouteRow]]:
         """All pages; what changes between them is seen by the next plan."""
@@ -212,24 +245,29 @@ class ClusterLink:
         after = ""
         while True:
             request = RouteGetRequest(after=after)
-            reply = await self._client(registry).call(RequestCode.ROUTE_GET, request, ASK_TIMEOUT_S)
+            reply = await self._registry(registry).call(RequestCode.ROUTE_GET, request, ASK_TIMEOUT_S)
             answer = reply.header(RouteGetResponse)
             found += rows(RouteRow, answer.routes)
             after = answer.next_after
             if not after:
                 return rows(BrokerRow, answer.brokers), found
 
-    async def _learn(self, brokers: list[BrokerRow], routes: list[RouteRow]) -> None:
+    def _learn(self, brokers: list[BrokerRow], routes: list[RouteRow]) -> None:
         # What a registry does not list (it may have started a moment ago) stays as it was: the broker
         # itself says what it has, and one that is gone for good costs one refused connection a batch.
-        for row in brokers:
-            if row.broker_id == 0:
-                old = self._addresses.get(row.broker)
-                self._addresses[row.broker] = row.address
-                if old is not None and old != row.address and old in self._clients:
-                    await self._clients.pop(old).close()
+        now = self._loop.time()
+        doubted = [name for name, since in self._silent_since.items() if now - since >= LEAD_DOUBTED_S]
+        heard = self._leads.hear(brokers, doubted)
+        for name, row in heard.rows.items():
+            client = self._brokers.get(name)
+            if client is None:
+                self._brokers[name] = self._client(row.address, is_broker=True)
+            else:
+                client.set_address(row.address)
         topics: dict[str, list[str]] = {}
         for route in routes:
+            if route.broker in heard.outdated and route.broker in self._topics:
+                continue
             if not route.read_queues:
                 continue  # of an ordered topic, at a broker that is absent
             topics.setdefault(route.broker, []).append(route.topic)
@@ -237,35 +275,41 @@ class ClusterLink:
 
     async def _bounds(self, broker: str, topics: list[str]) -> QueueBoundsResponse:
         request = QueueBoundsRequest(topics)
-        reply = await self._client(self._address(broker)).call(
-            RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S
-        )
+        reply = await self._broker(broker).call(RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S)
         return reply.header(QueueBoundsResponse)
 
-    def _address(self, broker: str) -> str:
-        address = self._addresses.get(broker)
-        if address is None:
+    def _broker(self, broker: str) -> Client:
+        client = self._brokers.get(broker)
+        if client is None:
             raise TransportError(f"no registry knows the address of broker {broker}")
-        return address
+        return client
 
     async def _pull(
         self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
     ) -> PulledColumns:
-        address = self._addresses.get(broker)
-        if address is None or self._client(address).connection is None:
-            # Not connected yet, or lost: the broker may have come back somewhere else.
+        client = self._brokers.get(broker)
+        if client is None or client.connection is None or broker in self._silent_since:
+            # Not connected yet, lost, or silent: it may be somewhere else by now.
             await self._refresh_routes()
-            address = self._address(broker)
+            await self._seek_leaders([broker] if broker in self._silent_since else [])
+            client = self._broker(broker)
         request = PullColumnsRequest(list(queues), list(columns), PULL_MAX_BYTES, tags)
-        reply = await self._client(address).call(RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
+        try:
+            connection = await client.connected(ASK_TIMEOUT_S)
+            reply = await connection.call(RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
+        except TransportError:
+            self._unheard(broker)
+            raise
+        self._silent_since.pop(broker, None)
         answer = reply.header(PullColumnsResponse)
         buffers = split_buffers(reply.body, columns, answer.buffers)
         return PulledColumns(rows(PulledQueue, answer.queues), columns, buffers, answer.log_epoch)
 
     async def _close(self) -> None:
-        for client in self._clients.values():
-            await client.close()
-        self._clients.clear()
+        for clients in (self._registry_clients, self._brokers):
+            for client in clients.values():
+                await client.close()
+            clients.clear()
 
 
 class ColumnPuller(NamedTuple):

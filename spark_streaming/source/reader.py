@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from holdmq.errors import TransportError, UsageError
 from holdmq.message import TopicQueue
 from spark_streaming.source.columns import arrow_schema, asked_of, build_batch, spark_schema
-from spark_streaming.source.link import ColumnPuller, Snapshot, link_to
+from spark_streaming.source.link import ClusterLink, ColumnPuller, Positions, Snapshot, link_to
 from spark_streaming.source.offsets import (
     LOST,
     OffsetRange,
@@ -51,6 +51,8 @@ from spark_streaming.source.ranges import RETENTION, RETRY_MAX_S, RETRY_MIN_S, R
 
 FORMAT: Final = "holdmq"
 PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+A = TypeVar("A", Snapshot, Positions)
 
 log = structlog.get_logger("holdmq.spark")
 
@@ -130,20 +132,27 @@ def _read(
 
 
 def _whole_snapshot(options: Options, why: str) -> Snapshot:
-    found = link_to(options.registries, options.security).snapshot(options.is_wanted)
-    _check_all_answer(found.silent, why)
-    return found
+    link = link_to(options.registries, options.security)
+    return _of_all(link, lambda: link.snapshot(options.is_wanted), why)
 
 
 def _offsets_at(options: Options, store_ms: int, why: str) -> dict[TopicQueue, int]:
-    found = link_to(options.registries, options.security).offsets_at(options.is_wanted, store_ms)
-    _check_all_answer(found.silent, why)
-    return found.offsets
+    link = link_to(options.registries, options.security)
+    return _of_all(link, lambda: link.offsets_at(options.is_wanted, store_ms), why).offsets
 
 
-def _check_all_answer(silent: Sequence[str], why: str) -> None:
-    if silent:
-        raise TransportError(f"{why} needs every broker, and {', '.join(silent)} did not answer")
+def _of_all(link: ClusterLink, ask: Callable[[], A], why: str) -> A:
+    """An answer that has no silent broker; those that have copies may be away for a failover."""
+    began = time.monotonic()
+    pause_s = RETRY_MIN_S
+    while True:
+        found = ask()
+        if not found.silent:
+            return found
+        if time.monotonic() - began >= link.patience_s(found.silent):
+            raise TransportError(f"{why} needs every broker, and {', '.join(found.silent)} did not answer")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_MAX_S)
 
 
 def _start(options: Options, held: Snapshot, why: str) -> Offsets:
