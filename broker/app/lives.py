@@ -63,6 +63,8 @@ class Lives:
         self._service = service
         self._security = security
         self._living: list[Broker] = []
+        self.serving = 0
+        """Brokers that are open for clients."""
         self.stopping = service.stopping
 
     def broker_numbers(self) -> dict[str, int | float]:
@@ -205,6 +207,7 @@ class Lives:
         checks = (broker.store.state, registration.state)
         for check in checks:
             self._service.ready(check)
+        self.serving += 1
         self._service.log.info("broker serves", name=settings.name, address=address, data=life.engine.where)
         if life.beside is not None:
             life.beside.start()
@@ -216,6 +219,7 @@ class Lives:
         await asyncio.wait((end, lost), return_when=asyncio.FIRST_COMPLETED)
         for task in (*tasks, end):
             task.cancel()
+        self.serving -= 1
         self._service.no_longer_ready(*checks)
         await registration.close(unregister=not lost.done())
         await broker.drain()

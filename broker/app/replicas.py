@@ -118,7 +118,7 @@ class ReplicaProcess:
         if core is None:
             return False, "its log is being opened"
         if core.role is ReplicaRole.LEADING and core.leading is not None and core.leading.is_serving:
-            return True, "it leads"
+            return (True, "it leads") if self._lives.serving else (False, "it leads, and opens")
         if core.role is ReplicaRole.COPYING and core.log.is_whole:
             return True, f"it has what {core.leader} has"
         return False, f"it is {core.role.value}"

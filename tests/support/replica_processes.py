@@ -71,11 +71,15 @@ class ReplicaStack:
     def start(self, *services: str) -> None:
         """Start everything: the registry, all replicas, then `services` beside the first one."""
         self.first.start("registry")
+        self.start_replicas()
+        for name in services:
+            self.first.start(name)
+
+    def start_replicas(self) -> None:
+        """Start all replicas, and wait until one leads."""
         for stack in self.stacks.values():
             stack.start("broker", wait=False)
         self.wait_leader()
-        for name in services:
-            self.first.start(name)
 
     def status(self, name: str) -> ReplicaStatusResponse | None:
         """What a replica says of itself; None = nothing."""
@@ -105,12 +109,15 @@ class ReplicaStack:
         return ""
 
     def wait_leader(self, but: str = "") -> str:
-        """Wait until a replica (another one than `but`) serves; its name."""
+        """Wait until a replica (another one than `but`) serves and is registered; its name."""
         found: list[str] = []
 
         def is_there() -> bool:
             found[:] = [self.leader()]
-            return found[0] not in ("", but)
+            if found[0] in ("", but):
+                return False
+            # Serving begins before the registry has heard of it.
+            return self.stacks[found[0]].http("broker", "/readyz")[0] == 200
 
         try:
             wait_until(is_there, "a replica leads", LEADS_S)
