@@ -13,36 +13,28 @@ As a program (``python -m holdmq.cli.own_valkey DIR``) it takes the lock and bec
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import secrets
-import socket
 import sys
-import time
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from holdmq.cli.own_server import HOST, become, free_port, is_free
 from holdmq.cli.supervisor import LINE_MAX_BYTES, ServiceCommand
 from holdmq.config.model import StorageSection
 from holdmq.errors import ConfigError, StartupError
 from holdmq.files.private_directory import make_private
 from holdmq.files.private_file import read_private, write_private
 from holdmq.service.memory import memory_limit
-from holdmq.service.process import ENV_PARENT_PID, EXIT_FAILED, die_with_parent
+from holdmq.service.process import EXIT_FAILED
 from holdmq.service.valkey_program import server_program
 
 NAME: Final = "valkey"
-HOST: Final = "127.0.0.1"
 URL_FILE: Final = "url"
 CONF_FILE: Final = "valkey.conf"
-LOCK_FILE: Final = "lock"
 
-LOCK_WAIT_S: Final = 30.0
-"""For a server that was left behind to end: it gets SIGTERM when its supervisor is gone, and then syncs."""
-_LOOK_S: Final = 0.1
 _URL_MAX_BYTES: Final = 1024
 _PASSWORD_BYTES: Final = 32
 
@@ -75,9 +67,9 @@ def own_url(directory: Path, taken: Collection[int]) -> str:
         if path.exists():
             url = read_private(path, "the address of holdmq up's Valkey", _URL_MAX_BYTES).decode().strip()
             port = urlsplit(url).port or 0
-            if port not in taken and _is_free(port):
+            if port not in taken and is_free(port):
                 return url
-        url = f"redis://:{secrets.token_hex(_PASSWORD_BYTES)}@{HOST}:{_free_port(taken)}/"
+        url = f"redis://:{secrets.token_hex(_PASSWORD_BYTES)}@{HOST}:{free_port(taken)}/"
         write_private(path, f"{url}\n".encode())
     except OSError as error:
         raise StartupError(
@@ -121,55 +113,9 @@ async def ping(url: str) -> tuple[bool, str]:
     return answer.startswith(b"+PONG"), answer[:LINE_MAX_BYTES].decode(errors="replace").strip()
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return port > 0
-
-
-def _free_port(taken: Collection[int]) -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
-        if port not in taken:
-            return port
-
-
 def become_server(directory: Path) -> None:
     """Lock `directory` and replace this process with the server; returns never, raises StartupError."""
-    program = server_program()
-    parent = os.environ.get(ENV_PARENT_PID)
-    if parent is not None:
-        die_with_parent(int(parent))  # the kernel keeps this bond through exec
-    try:
-        lock = os.open(directory / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-        _wait_for(lock, directory)
-        os.set_inheritable(lock, True)  # held until the server has ended
-        os.chdir(directory)
-        os.execv(program, [str(program), f"./{CONF_FILE}"])  # noqa: S606 # no shell is wanted
-    except OSError as error:
-        raise StartupError(f"the Valkey in {directory} cannot be started: {error.strerror}") from error
-
-
-def _wait_for(lock: int, directory: Path) -> None:
-    until = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise StartupError(
-                    f"another Valkey has had {directory} for {LOCK_WAIT_S:g} s: "
-                    f"`fuser {directory / LOCK_FILE}` names its process; stop it"
-                ) from None
-            time.sleep(_LOOK_S)
-        else:
-            return
+    become(directory, "Valkey", server_program(), [f"./{CONF_FILE}"])
 
 
 if __name__ == "__main__":

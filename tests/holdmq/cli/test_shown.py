@@ -19,6 +19,7 @@ OWN_WORDS = {
     ("app.py", "sys.stdout.write"),  # the version
     ("app.py", "sys.stderr.write"),  # the error, made visible there
     ("options.py", "sys.stdout.write"),  # JSON, which is ASCII
+    ("own_etcd.py", "sys.stderr.write"),  # why there is no server: of the configuration
     ("own_valkey.py", "sys.stderr.write"),  # why there is no server: of the configuration
     ("up.py", "sys.stdout.write"),  # where services are, of the configuration
     ("up.py", "sys.stderr.write"),  # lines of services, made visible there
