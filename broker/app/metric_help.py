@@ -321,7 +321,7 @@ REPLICATION: Final = {
     "confirmed_position": "Up to where it is confirmed.",
     "lease_seconds": "How long the leader trusts its lease without a renewal.",
     "lag_seconds": "How long ago the copy that is furthest behind had what the leader had.",
-    "lag_bytes": "Bytes of the log that this copy lacks.",
+    "lag_bytes": "Bytes of the log that the copy furthest behind lacks.",
     "missing": "Replicas that are not in sync.",
 }
 """Behind holdmq_replication_, of a broker with copies: `replication.replicas`."""

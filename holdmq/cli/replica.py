@@ -33,11 +33,14 @@ app = CommandGroup(
 
 @app.add("list", example="holdmq replica list --config broker.toml")
 def list_(given: Given) -> None:
-    """Ask every replica what it has and does. Exit code 1 when none leads, or one does not answer."""
+    """Ask every replica what it has and does. Exit code 1 when none leads, or one does not answer.
+
+    The epoch is that of the replica's log: a log of a higher one is the newer one, whatever its end.
+    """
     config = _replicated(given.configuration())
     found = asyncio.run(_statuses(config))
     is_well = all(not isinstance(status, str) for status in found.values()) and any(
-        not isinstance(status, str) and status.is_serving for status in found.values()
+        not isinstance(status, str) and _hands_out(status) for status in found.values()
     )
     if given.as_json:
         print_json({"shard": config.broker.name, "ok": is_well, "replicas": _fields(config, found)})
@@ -85,14 +88,19 @@ def promote(
     if not accept_loss:
         _print(config, found)
         raise UsageError(
-            f"whatever lies behind the end of {replica} is lost, and what others have beside it is cut; "
-            "say --accept-loss if that is meant"
+            f"whatever lies behind the end of {replica} is lost; a replica that has more begins anew, so "
+            "move its data directory away before it is started again; say --accept-loss if that is meant"
         )
     end = asyncio.run(_promote(config, replica, addresses[replica]))
     if given.as_json:
         print_json({"shard": config.broker.name, "leader": replica, "end": end})
     else:
         say(f"{replica} campaigns for {config.broker.name} with a log of {end} bytes")
+
+
+def _hands_out(status: ReplicaStatusResponse) -> bool:
+    """Whether a replica leads, serves, and is sure that no other one does."""
+    return status.is_serving and status.lease_ms > 0
 
 
 def _replicated(config: Config) -> Config:
@@ -165,46 +173,71 @@ async def _promote(config: Config, replica: str, address: str) -> int:
 
 
 def _fields(config: Config, found: dict[str, ReplicaStatusResponse | str]) -> list[dict[str, object]]:
+    from holdmq.wire.header import rows as parsed
+    from holdmq.wire.replica_headers import EpochRow
+
+    answers = [status for status in found.values() if not isinstance(status, str)]
+    # Who knows the highest epoch knows best who is in sync, and its leader before all who have read it.
+    best = max(answers, key=lambda status: (status.epoch, status.is_serving), default=None)
+    members = None if best is None or not best.epoch else set(best.in_sync)
+    behind = _behind_ms(answers)
     rows: list[dict[str, object]] = []
     for name, address in config.replication.addresses().items():
         status = found[name]
+        row: dict[str, object] = {"replica": name, "address": address}
         if isinstance(status, str):
-            rows.append({"replica": name, "address": address, "role": "unreachable", "reason": status})
-            continue
-        rows.append(
-            {
-                "replica": name,
-                "address": address,
+            row |= {"role": "unreachable", "reason": status}
+        else:
+            row |= {
                 "role": status.role,
-                "serves": status.is_serving,
+                "serves": _hands_out(status),
                 "epoch": status.epoch,
+                "log_epoch": max((row.epoch for row in parsed(EpochRow, status.epochs)), default=0),
                 "leader": status.leader,
-                "in_sync": name in status.in_sync,
                 "whole": status.is_whole,
                 "first": status.first,
                 "end": status.end,
                 "confirmed": status.confirmed,
             }
-        )
+        row |= {
+            "in_sync": None if members is None else name in members,
+            "behind_ms": behind.get(name),
+        }
+        rows.append(row)
     return rows
+
+
+def _behind_ms(answers: list[ReplicaStatusResponse]) -> dict[str, int]:
+    """How long ago each copy had all that the leader had, as the leader says it; empty = none leads."""
+    from holdmq.wire.header import rows
+    from holdmq.wire.replica_headers import CopyRow
+
+    leader = next((status for status in answers if status.is_serving), None)
+    return {} if leader is None else {row.replica: row.behind_ms for row in rows(CopyRow, leader.copies)}
 
 
 def _print(config: Config, found: dict[str, ReplicaStatusResponse | str]) -> None:
     from rich.console import Console
 
-    table = PlainTable("replica", "address", "role", "in sync", "whole", "epoch", "end", "confirmed")
+    table = PlainTable("replica", "role", "in sync", "whole", "epoch", "end", "confirmed", "behind")
     for row in _fields(config, found):
+        behind_ms = row["behind_ms"]
         table.add_row(
             str(row["replica"]),
-            str(row["address"]),
             str(row["role"]),
-            _word(row.get("in_sync")),
+            _word(row["in_sync"]),
             _word(row.get("whole")),
-            str(row.get("epoch", "")),
+            str(row.get("log_epoch", "")),
             str(row.get("end", "")),
             str(row.get("confirmed", "")),
+            f"{behind_ms / 1e3:.1f} s" if isinstance(behind_ms, int) else "",
         )
     Console().print(table)
+    for name, status in found.items():
+        if isinstance(status, str):
+            say(f"{name} does not answer: {status}")
+        elif status.is_serving and not _hands_out(status):
+            say(f"{name} hands nothing out: its lease of the lead has run out; look after the coordinator")
 
 
 def _word(value: object) -> str:

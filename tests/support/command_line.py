@@ -15,12 +15,26 @@ from typing import Any
 from unittest import mock
 
 import structlog
+import typer.main
 from processes import Stack, running_stack
 
 from holdmq.cli import main
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 WIDTH = {"COLUMNS": "200"}
+
+
+def examples_of(app: Any) -> dict[str, str]:
+    """The example of each command of an app, as its --help shows it, by the command's words."""
+    return dict(_examples(typer.main.get_command(app)))
+
+
+def _examples(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _examples(command, (*path, name))
+        if getattr(command, "invoke_without_command", not hasattr(command, "commands")):
+            yield " ".join((*path, name)), command.epilog.removeprefix("Example: ")
 
 
 def command(stack: Stack, *arguments: str) -> list[str]:

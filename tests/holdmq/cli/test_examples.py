@@ -17,11 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import typer.main
-from command_line import WIDTH, run_here
+from command_line import WIDTH, examples_of, run_here
 from kv_shards import add_to_shards, write_shard
 from mqtt_client import MqttClient
 from processes import Stack, free_port, running_stack, wait_until
@@ -40,19 +39,13 @@ FOLLOWING: Final = ("sub", "trace", "table watch")
 """Commands that print until Ctrl-C."""
 
 
-def _leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from _leaves(command, (*path, name))
-        if getattr(command, "invoke_without_command", not hasattr(command, "commands")):
-            yield " ".join((*path, name)), command.epilog.removeprefix("Example: ")
-
-
-LEAVES: Final = dict(_leaves(typer.main.get_command(command_line()))) | dict(
-    _leaves(typer.main.get_command(loadtest), ("loadtest",))
-)
-del LEAVES["loadtest"]
-ONCE: Final = [name for name in LEAVES if name not in (*SERVICES, *FOLLOWING)]
+LEAVES: Final = examples_of(command_line()) | {
+    f"loadtest {name}": example for name, example in examples_of(loadtest).items()
+}
+LEAVES.pop("loadtest", None)
+OF_REPLICAS: Final = tuple(name for name in LEAVES if name.startswith("replica "))
+"""Run where there are some: test_replica.py."""
+ONCE: Final = [name for name in LEAVES if name not in (*SERVICES, *FOLLOWING, *OF_REPLICAS)]
 
 
 class World:
@@ -373,5 +366,6 @@ def test_the_example_of_a_service_runs_until_it_is_told_to_stop(name: str, world
 
 
 def test_no_example_is_left_out() -> None:
-    assert {*ONCE, *FOLLOWING, *SERVICES} == LEAVES.keys()
+    assert {*ONCE, *FOLLOWING, *SERVICES, *OF_REPLICAS} == LEAVES.keys()
+    assert OF_REPLICAS == ("replica list", "replica switch", "replica promote")
     assert not NEEDS.keys() - LEAVES.keys()
