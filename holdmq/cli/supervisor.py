@@ -49,8 +49,9 @@ AskReady = Callable[[], Awaitable[tuple[bool, str]]]
 class ServiceCommand:
     """What to run, and how to know that it works.
 
-    `essential`: the others make no sense without it, so a refusal to start ends everything.
-    `stop_limit_s` is the time to drain before SIGKILL; `environ` are variables that only this child gets.
+    `essential`: the others make no sense without it, so a refusal to start ends everything. `awaited`: what
+    follows is started when it is ready. `stop_limit_s` is the time to drain before SIGKILL; `environ` are
+    variables that only this child gets.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ServiceCommand:
     ask_ready: AskReady
     stop_limit_s: float
     essential: bool = True
+    awaited: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -235,9 +237,14 @@ def describe_exit(code: int) -> str:
 
 async def ask_readyz(host: str, port: int) -> tuple[bool, str]:
     """Ask ``/readyz`` of an admin server once; return whether it answered 200, and its text."""
+    return await ask_admin(host, port, "/readyz")
+
+
+async def ask_admin(host: str, port: int, path: str) -> tuple[bool, str]:
+    """Ask `path` of an admin server once; return whether it answered 200, and its text. Raises OSError."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         answer = await reader.read(LINE_MAX_BYTES)
         while more := await reader.read(LINE_MAX_BYTES):
             answer += more

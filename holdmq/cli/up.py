@@ -1,6 +1,6 @@
 """``holdmq up``: registry, broker, gateway, Spark job and console on one machine, supervised.
 
-For the key-value engine a Valkey, too, unless the configuration names one.
+For the key-value engine a Valkey, too, and for replicas an etcd, unless the configuration names one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import asyncio
 import fcntl
 import os
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,11 +20,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from holdmq.cli import own_valkey
+from holdmq.cli import own_etcd, own_valkey
 from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.services import MODULES, AcceptBackup, backup_sets
 from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor, ask_readyz
 from holdmq.cli.up_keys import give_keys
+from holdmq.cli.up_ports import addresses, reachable, refuse_conflicts, require_free_ports
+from holdmq.cli.up_replicas import UpReplica, UpReplicas, refuse_left_replicas
 from holdmq.cli.up_sign_in import SignIn, prepare_sign_in
 from holdmq.config.model import Config
 from holdmq.config.sources import env_name
@@ -34,7 +35,7 @@ from holdmq.files.disk import RealDisk
 from holdmq.files.private_directory import make_private
 from holdmq.names.visible_text import visible
 from holdmq.service import telemetry
-from holdmq.service.process import EXIT_OK, listen_error
+from holdmq.service.process import EXIT_OK
 
 DATA_DIR: Final = "holdmq-data"
 LOCK: Final = "up.lock"
@@ -54,6 +55,7 @@ _COLORS: Final = {
     "stats": 35,
     "console": 34,
     "valkey": 31,
+    "etcd": 31,
     "up": 1,
 }
 
@@ -67,6 +69,19 @@ Without = Annotated[
         "--without", metavar="NAME", help="Leave out stats or console; repeat it.", show_default=False
     ),
 ]
+Copies = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        metavar="N",
+        help="Run N replicas of the broker, 2 to 7, and an etcd that says which one leads.",
+        show_default=False,
+    ),
+]
+EtcdProgram = Annotated[
+    Path | None,
+    typer.Option("--etcd", metavar="PATH", help="The etcd to start for --replicas; one of PATH unless told."),
+]
 
 
 def register(app: CommandGroup) -> None:
@@ -74,36 +89,61 @@ def register(app: CommandGroup) -> None:
     app.add("up", example="holdmq up --data ./holdmq-data --set gateway.port=1884")(up)
 
 
-def up(given: Given, data: Data = None, without: Without = None, accept_backup: AcceptBackup = False) -> None:
+def up(
+    given: Given,
+    data: Data = None,
+    without: Without = None,
+    accept_backup: AcceptBackup = False,
+    copies: Copies = None,
+    etcd: EtcdProgram = None,
+) -> None:
     """Run everything on this machine until Ctrl-C, and print where to look."""
     left_out = set(without or ())
     if not left_out <= {"stats", "console"}:
         wrong = ", ".join(sorted(left_out - {"stats", "console"}))
         raise ConfigError(f"--without takes stats or console, not {wrong}")
     placed = [*_data_sets(given.configuration(), data), *backup_sets(accept_backup, MODULES)]
-    sets = [*(given.sets or ()), *placed]
     loaded = given.configuration(*placed)
+    replicas = UpReplicas(loaded, copies) if copies is not None else None
+    if etcd is not None and (replicas is None or not replicas.has_own_etcd):
+        raise ConfigError("--etcd names the etcd to start for --replicas, and none is to be started")
+    if replicas is not None:
+        placed += replicas.settings()
+        loaded = given.configuration(*placed)
     telemetry.setup("up", loaded.log)
     names = [name for name in MODULES if name not in left_out]
     root = data or Path(DATA_DIR)
-    refuse_conflicts(loaded, names)
+    more = {} if replicas is None else replicas.addresses()
+    refuse_conflicts(loaded, names, more)
     with locked(root):
-        directories = [loaded.registry.data_dir, loaded.stats.data_dir]
-        if loaded.storage.engine == "log":
-            directories.append(loaded.storage.data_dir)
-        for directory in directories:
-            require_writable(Path(directory))
-        require_free_ports(loaded, names)
+        _require_directories(loaded, replicas)
+        require_free_ports(loaded, names, more)
         if "stats" in names:
             _require_java()
         own: dict[str, list[str]] = {}
         if loaded.security.keys_file:
             own = give_keys(Path(loaded.security.keys_file), (root / "keys").absolute(), names)
-        children = [_child(name, loaded, given.config_file, [*sets, *own.get(name, ())]) for name in names]
+        taken = {port for _, port in (addresses(loaded, names) | more).values()}
+        servers: list[ServiceCommand] = []
+        if replicas is not None and replicas.has_own_etcd:
+            server, told = _etcd(root / own_etcd.NAME, etcd, taken)
+            servers.append(server)
+            placed += told
+            loaded = given.configuration(*placed)
+        sets = [*(given.sets or ()), *placed]
+        children: list[ServiceCommand] = []
+        for name in names:
+            command = _child(name, loaded, given.config_file, [*sets, *own.get(name, ())])
+            children += [command] if name != "broker" or replicas is None else _of_each(replicas, command)
         if loaded.storage.engine == "kv" and loaded.storage.kv.url is None:
-            children, url = _with_valkey(children, root / own_valkey.NAME, loaded, names)
+            children, url = _with_valkey(children, root / own_valkey.NAME, loaded, taken)
             loaded = given.configuration(*placed, f"{KV_URL}={url}")
-        raise typer.Exit(asyncio.run(_run(children, loaded, given.as_json)))
+        where = places(loaded, names)
+        told_last = ""
+        if replicas is not None:
+            where["broker"], where["data"] = replicas.places(), replicas.data()
+            told_last = replicas.advice(given.config_file)
+        raise typer.Exit(asyncio.run(_run([*servers, *children], loaded, where, told_last, given.as_json)))
 
 
 def _data_sets(config: Config, data: Path | None) -> list[str]:
@@ -122,60 +162,17 @@ def _data_sets(config: Config, data: Path | None) -> list[str]:
     ]
 
 
-def addresses(config: Config, names: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """Return configuration key → (host, port) of what the services `names` listen on.
-
-    The gateway's further listeners are not among them: it says itself what is wrong with one.
-    """
-    found = {}
-    for name in names:
-        section: Any = getattr(config, name)
-        if getattr(section, "default_listener", hasattr(section, "port")):
-            found[f"{name}.port"] = (section.bind, section.port)
-        found[f"{name}.admin_port"] = (section.admin_bind, section.admin_port)
-    return found
-
-
-def refuse_conflicts(config: Config, names: list[str]) -> None:
-    """Raise ConfigError when the services cannot run together on one machine with this configuration."""
-    config.access.anonymous_allowed(config.gateway)
-    for section in ("registry", "broker"):
-        config.rpc_anonymous_allowed(section)
-    config.alarms.check()
-    if "console" in names:
-        config.console.check_exposure()
-    seen: dict[int, str] = {}
-    ports = {key: port for key, (_, port) in addresses(config, names).items()}
-    for listener in config.gateway.listeners:
-        if listener.port is not None:
-            ports[f"the port of the listener {listener.name!r}"] = listener.port
-    for key, port in ports.items():
-        if port == 0:
-            raise ConfigError(
-                f"{key} is 0; holdmq up needs a fixed port, as its processes must find each other"
-            )
-        if port in seen:
-            raise ConfigError(f"{key} and {seen[port]} are both {port}; give each its own port")
-        seen[port] = key
-
-
-def require_free_ports(config: Config, names: list[str]) -> None:
-    """Raise StartupError, which names port and key, when another process listens on one of the ports."""
-    for key, (host, port) in addresses(config, names).items():
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        except OSError as error:
-            raise StartupError(
-                f'"{host}" ({key.partition(".")[0]}) is no address: {error.strerror}'
-            ) from error
-        with socket.socket(family, kind, protocol) as probe:
-            # As the servers do: connections of a past run that linger in TIME_WAIT are no obstacle.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(address)
-                probe.listen(1)
-            except OSError as error:
-                raise listen_error(error, key, host, port) from error
+def _require_directories(config: Config, replicas: UpReplicas | None) -> None:
+    """Raise StartupError when a directory cannot be written, or has what would be left behind."""
+    directories = [config.registry.data_dir, config.stats.data_dir]
+    if replicas is not None:
+        replicas.refuse_other_data()
+        directories += [replica.data_dir for replica in replicas.all]
+    elif config.storage.engine == "log":
+        refuse_left_replicas(config)
+        directories.append(config.storage.data_dir)
+    for directory in directories:
+        require_writable(Path(directory))
 
 
 def require_writable(directory: Path) -> None:
@@ -234,17 +231,46 @@ def _child(name: str, config: Config, path: Path | None, sets: list[str]) -> Ser
         argv += ["--set", text]
     section: Any = getattr(config, name)
     limit = _STOP_LIMIT_S + float(getattr(section, "drain_s", 0))
+    is_core = name in _CORE
     return ServiceCommand(
         name,
         argv,
         partial(ask_readyz, reachable(section.admin_bind), section.admin_port),
         limit,
-        name in _CORE,
+        essential=is_core,
+        awaited=is_core,
     )
 
 
+def _of_each(replicas: UpReplicas, broker: ServiceCommand) -> list[ServiceCommand]:
+    """Return the command of each replica, all of them ready when one leads.
+
+    What follows waits for that. None is essential: the others do without it.
+    """
+
+    def of(replica: UpReplica) -> ServiceCommand:
+        argv = [*broker.argv, *(part for text in replica.settings() for part in ("--set", text))]
+        return replace(
+            broker,
+            name=replica.name,
+            argv=argv,
+            ask_ready=replicas.one_leads,
+            essential=False,
+            awaited=replica is replicas.all[-1],
+        )
+
+    return [of(replica) for replica in replicas.all]
+
+
+def _etcd(directory: Path, given: Path | None, taken: set[int]) -> tuple[ServiceCommand, list[str]]:
+    """Return an etcd in `directory`, and what everybody is told of it."""
+    program = own_etcd.etcd_program(given)
+    own = own_etcd.own_etcd(directory, taken)
+    return own_etcd.etcd_command(directory.absolute(), own, program, _STOP_LIMIT_S), own.settings()
+
+
 def _with_valkey(
-    children: list[ServiceCommand], directory: Path, config: Config, names: list[str]
+    children: list[ServiceCommand], directory: Path, config: Config, taken: set[int]
 ) -> tuple[list[ServiceCommand], str]:
     """Return the children with a Valkey before them that the broker stores in, and its address."""
     if config.storage.kv.min_replicas:
@@ -252,7 +278,7 @@ def _with_valkey(
             f"storage.kv.min_replicas is {config.storage.kv.min_replicas}, and the Valkey that holdmq up "
             "starts has no replica: set it to 0, or name servers of yours in storage.kv.url"
         )
-    url = own_valkey.own_url(directory, {port for _, port in addresses(config, names).values()})
+    url = own_valkey.own_url(directory, taken)
     valkey = own_valkey.valkey_command(directory.absolute(), url, config.storage, _STOP_LIMIT_S)
     # Not by --set: the command lines of processes are everybody's to see.
     secret = {env_name(KV_URL): url}
@@ -260,16 +286,13 @@ def _with_valkey(
     return [valkey, *told], url
 
 
-def reachable(bind: str) -> str:
-    """Return the address at which this machine reaches a listener on `bind`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)  # noqa: S104 # what is bound to elsewhere
-
-
-async def _run(children: list[ServiceCommand], config: Config, as_json: bool) -> int:
-    """Start, watch and stop the children; return the exit code."""
+async def _run(
+    children: list[ServiceCommand], config: Config, where: dict[str, str], told_last: str, as_json: bool
+) -> int:
+    """Start, watch and stop the children; return the exit code. `told_last` is one more sentence."""
     stopping = asyncio.Event()
     human = telemetry.is_human(config.log, sys.stderr)
-    supervisor = ServiceSupervisor(_printer(human), stopping)
+    supervisor = ServiceSupervisor(_printer(human, [child.name for child in children]), stopping)
     interrupts = 0
 
     def interrupt() -> None:
@@ -283,7 +306,9 @@ async def _run(children: list[ServiceCommand], config: Config, as_json: bool) ->
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt if number == signal.SIGINT else stopping.set)
     try:
-        if await _start(supervisor, children, config, as_json):
+        if await _start(supervisor, children, config, where, as_json):
+            if told_last:
+                _tell(as_json, "replicas", {"replicas": told_last}, told_last)
             await stopping.wait()
     finally:
         await supervisor.stop()
@@ -294,7 +319,11 @@ async def _run(children: list[ServiceCommand], config: Config, as_json: bool) ->
 
 
 async def _start(
-    supervisor: ServiceSupervisor, children: list[ServiceCommand], config: Config, as_json: bool
+    supervisor: ServiceSupervisor,
+    children: list[ServiceCommand],
+    config: Config,
+    where: dict[str, str],
+    as_json: bool,
 ) -> bool:
     """Start the children by readiness and say what works; False when stopped before all are ready."""
     names = [child.name for child in children]
@@ -305,9 +334,8 @@ async def _start(
             sign_in = await asyncio.to_thread(prepare_sign_in, config.console)
         supervisor.start(child)
         # The Spark job takes seconds; nothing that follows needs it.
-        if child.essential and not await supervisor.wait_ready(child.name):
+        if child.awaited and not await supervisor.wait_ready(child.name):
             return False
-    where = places(config, names)
     if "stats" in names:
         mqtt = where["mqtt"]
         _tell(as_json, "mqtt-ready", {"mqtt": mqtt}, f"MQTT works at {mqtt}; Spark starts (about 10 s) …")
@@ -350,9 +378,9 @@ def _tell(as_json: bool, event: str, facts: dict[str, str], sentence: str) -> No
     sys.stdout.flush()
 
 
-def _printer(human: bool) -> Any:
+def _printer(human: bool, names: Sequence[str]) -> Any:
     """Return the function that shows a child's line: prefixed for people, as it is for programs."""
-    width = max(len(name) for name in MODULES)
+    width = max(map(len, names))
     colored = sys.stderr.isatty()
 
     def say(name: str, line: str) -> None:
@@ -361,9 +389,11 @@ def _printer(human: bool) -> Any:
             line = visible(line)
             prefix = f"{name:<{width}} |"
             sys.stderr.write(
-                f"\x1b[{_COLORS[name]}m{prefix}\x1b[0m {line}\n" if colored else f"{prefix} {line}\n"
+                f"\x1b[{_COLORS[name.partition('-')[0]]}m{prefix}\x1b[0m {line}\n"
+                if colored
+                else f"{prefix} {line}\n"
             )
-        elif name in ("up", own_valkey.NAME):  # which write no JSON by themselves
+        elif name in ("up", own_valkey.NAME, own_etcd.NAME):  # which write no JSON by themselves
             telemetry.get_logger().warning(line if name == "up" else f"{name}: {line}")
         else:
             sys.stderr.write(f"{line}\n")

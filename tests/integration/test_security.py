@@ -26,7 +26,7 @@ from security import ADMIN_SECRET, KEYS, READER_SECRET, SECRET, SERVICE_SECRET, 
 from tested_engine import own_server_flags
 from tps_rows import read_tps
 
-from holdmq.cli.up import addresses
+from holdmq.cli.up_ports import addresses
 from holdmq.client import (
     Consumer,
     Message,

@@ -21,7 +21,7 @@ from processes import free_port
 
 from holdmq.cli.own_valkey import CONF_FILE, NAME, own_url, ping, valkey_command
 from holdmq.cli.supervisor import ServiceSupervisor
-from holdmq.cli.up import addresses
+from holdmq.cli.up_ports import addresses
 from holdmq.config.kv import kv_servers
 from holdmq.config.model import Config, StorageSection
 from holdmq.errors import ConfigError, StartupError

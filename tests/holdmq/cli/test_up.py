@@ -19,15 +19,8 @@ from processes import free_port
 from tested_engine import own_server_flags
 
 from console.identity.accounts import AccountFile
-from holdmq.cli.up import (
-    addresses,
-    locked,
-    places,
-    reachable,
-    refuse_conflicts,
-    require_free_ports,
-    require_writable,
-)
+from holdmq.cli.up import locked, places, require_writable
+from holdmq.cli.up_ports import addresses, reachable, refuse_conflicts, require_free_ports
 from holdmq.cli.up_sign_in import SignIn, prepare_sign_in
 from holdmq.config.analytics import ConsoleSection
 from holdmq.config.listeners import ListenerSettings
