@@ -137,7 +137,9 @@ OF_THE_LOG: Final = (
 OF_FILES: Final = (
     "broker/app/test_order_refusals.py::test_with_a_log_order_readers_open",
     "broker/groups/test_offsets.py::test_a_store_with_records_does_not_start_without_its_offsets",
+    "broker/groups/test_offsets.py::test_a_log_that_never_gets_on_disk_is_told_to_who_waits",
     "broker/groups/test_offsets.py::test_a_write_that_fails_is_told_counted_and_tried_again",
+    "broker/groups/test_offsets.py::test_no_offset_is_saved_before_the_log_up_to_it_is_on_disk",
     "broker/groups/test_settings.py::test_a_store_with_records_does_not_start_without_its_groups",
     "broker/groups/test_settings.py::test_a_write_that_fails_changes_nothing_and_says_so",
     "broker/mqtt_shares/test_requests.py::test_a_start_from_a_snapshot_goes_on_where_it_was",
