@@ -68,7 +68,7 @@ def test_the_images_are_built_from_all_packages_with_extras_that_there_are() -> 
     given = ",".join(re.findall(r"^ARG (?:STATS_)?EXTRAS=(.*)$", CONTAINERFILE, re.MULTILINE))
     extras = set(filter(None, given.split(",")))
     assert extras <= PROJECT["optional-dependencies"].keys()
-    assert {"spark", "postgresql", "console", "kv"} <= extras
+    assert {"spark", "postgresql", "console", "kv", "etcd", "kubernetes"} <= extras
 
 
 EXECUTOR = {

@@ -21,7 +21,7 @@
 {{/* Which sections of holdmq.toml a component reads, beside those that all read. */}}
 {{- define "holdmq.sections" -}}
 registry: [registry]
-broker: [broker, storage, alarms]
+broker: [broker, storage, alarms, replication, coordination]
 gateway: [gateway, access]
 stats: [stats]
 console: [console, stats]
@@ -126,6 +126,30 @@ storage:
     {{- end }}
   {{- end }}
   {{- end }}
+{{- if gt (int .Values.broker.copies) 1 }}
+replication:
+  bind: {{ .Values.bind | quote }}
+  port: 10912
+  min_in_sync: {{ int .Values.broker.minInSync | default (ternary 2 1 (gt (int .Values.broker.copies) 2)) }}
+coordination:
+  {{- with .Values.broker.coordination }}
+  kind: {{ .kind }}
+  {{- if eq .kind "etcd" }}
+  etcd:
+    {{- with .etcd }}
+    urls: {{ toJson .urls }}
+    {{- with .user }}
+    user: {{ . }}
+    {{- end }}
+    {{- range $key, $file := dict "password_file" .passwordKey "tls_ca" .caKey "tls_cert" .certKey "tls_key" .keyKey }}
+    {{- with $file }}
+    {{ $key }}: /run/secrets/etcd/{{ . }}
+    {{- end }}
+    {{- end }}
+    {{- end }}
+  {{- end }}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/* A listener for clients from outside: dict root, name, kind, port. */}}

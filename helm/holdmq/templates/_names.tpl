@@ -10,11 +10,14 @@
 {{- end -}}
 {{- end }}
 
-{{/* By these labels services and policies find a component's pods: dict root, component. They never change. */}}
+{{/* By these labels services and policies find a component's pods: dict root, component, and of brokers with copies shard. They never change. */}}
 {{- define "holdmq.selector" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- with .shard }}
+holdmq/shard: {{ . | quote }}
+{{- end }}
 {{- end }}
 
 {{/* Labels of all that is installed: dict root, component. */}}

@@ -33,7 +33,25 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Where a pod may run: dict root, component. */}}
+{{/* Copies of a shard are on nodes of their own: dict root, component, shard. */}}
+{{- define "holdmq.copiesApart" -}}
+podAntiAffinity:
+  {{- if eq .root.Values.broker.copiesApart "hard" }}
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels: {{- include "holdmq.selector" . | nindent 10 }}
+  {{- else }}
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {{- include "holdmq.selector" . | nindent 12 }}
+  {{- end }}
+{{- end }}
+
+{{/* Where a pod may run: dict root, component, and of brokers with copies shard. */}}
 {{- define "holdmq.placement" -}}
 {{- $pod := include "holdmq.pod" . | fromYaml -}}
 {{- with .root.Values.imagePullSecrets }}
@@ -45,7 +63,11 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with $pod.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $pod.affinity }}
+{{- $affinity := default dict $pod.affinity -}}
+{{- if and .shard (not (hasKey $affinity "podAntiAffinity")) -}}
+{{- $affinity = merge (include "holdmq.copiesApart" . | fromYaml) $affinity -}}
+{{- end -}}
+{{- with $affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- else }}
 {{- if and (eq .component "console") (eq (include "holdmq.consoleReads" .root) "node") }}
@@ -165,12 +187,12 @@ resources:
   requests: {storage: {{ .size }}}
 {{- end }}
 
-{{/* A budget of disruptions: dict root, component. */}}
+{{/* A budget of disruptions: dict root, component, and for one of a shard shard. */}}
 {{- define "holdmq.budget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: {{ include "holdmq.fullname" .root }}-{{ .component }}
+  name: {{ include "holdmq.fullname" .root }}-{{ .component }}{{ with .shard }}-{{ . }}{{ end }}
   labels: {{- include "holdmq.labels" . | nindent 4 }}
 spec:
   maxUnavailable: {{ (get .root.Values .component).maxUnavailable }}
