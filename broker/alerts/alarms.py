@@ -1,8 +1,8 @@
 """Alarms: looked for at intervals, told by mail and webhook, listed by ALARM_LIST.
 
 Raised are: a backlog by count or age over its rule's threshold, dead letters, a log that takes no records or
-lost some, a shared group whose window is full. What decides is broker.alerts.core.alarms;
-broker.alerts.channels does the telling.
+lost some, a shared group whose window is full; by a leader, copies that lag or are missing. What decides is
+broker.alerts.core.alarms; broker.alerts.channels does the telling.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import structlog
 from broker.alerts.backlog import Backlogs, TopicBacklog
 from broker.alerts.channels import Channel, channels
 from broker.alerts.core.alarms import Alarm, AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
+from broker.alerts.core.shard_copies import CopyReadings, ShardCopies
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
@@ -50,6 +51,7 @@ class AlarmWatch(RequestFamily):
         store_state: Callable[[], StoreState],
         loss: Callable[[], RecordLoss],
         full_windows: Callable[[], Sequence[QueueKey]],
+        copies: Callable[[], ShardCopies | None],
     ) -> None:
         self.alarms = Alarms(section.cooldown_s)
         self.channels: list[Channel] = []
@@ -61,6 +63,8 @@ class AlarmWatch(RequestFamily):
         self._store_state = store_state
         self._loss = loss
         self._full_windows = full_windows
+        self._copies = copies
+        self._copy_readings = CopyReadings(section.replica_lag_s, section.copies_missing_s)
         self._letters = DeadLetterCounts(section.cooldown_s)
         self._backlog: list[Reading] = []
         self._rule_of: dict[str, BacklogRule | None] = {}
@@ -172,7 +176,7 @@ class AlarmWatch(RequestFamily):
         if not notices:
             return
         for notice in notices:
-            _log_notice(notice)
+            log_notice(notice)
         for channel in self.channels:
             channel.put(notices)
 
@@ -202,6 +206,9 @@ class AlarmWatch(RequestFamily):
             )
             name = f"{key.group}@{key.topic}/{key.queue_id}"
             yield Reading(AlarmKey(SHARED_WINDOW, name), 1, 1, text)
+        copies = self._copies()
+        if copies is not None:
+            yield from self._copy_readings.of(copies, now)
 
 
 def _row(alarm: Alarm) -> AlarmRow:
@@ -249,7 +256,8 @@ def _backlog_readings(
                 yield Reading(AlarmKey(kind, group), value, threshold, text)
 
 
-def _log_notice(notice: Notice) -> None:
+def log_notice(notice: Notice) -> None:
+    """Log what people are told."""
     fields = notice._asdict() | notice.key._asdict()
     del fields["key"], fields["state"]
     if notice.state is State.OVER:

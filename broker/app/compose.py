@@ -15,6 +15,7 @@ from pathlib import Path
 
 from broker.alerts.alarms import AlarmWatch
 from broker.alerts.backlog import Backlogs
+from broker.alerts.core.shard_copies import ShardCopies
 from broker.alerts.statistics_calls import BusySegment, StatisticsRequests
 from broker.app.calls import BrokerCalls, Identity
 from broker.app.lead_fence import fenced
@@ -77,7 +78,8 @@ class Broker:
     `directory` of `disk` has the rooms' state files, `is_state_in_log` in the store's own log;
     `busy_segments` is what is read from the disk now, `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
-    `is_fenced`: other copies of the log may lead, so that every request asks the store first.
+    `is_fenced`: other copies of the log may lead, so that every request asks the store first;
+    `copies` is what is known of them, None = there are none.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
 
@@ -98,6 +100,7 @@ class Broker:
         clock_ms: ClockMs = now_ms,
         *,
         is_fenced: bool = False,
+        copies: Callable[[], ShardCopies | None] = lambda: None,
     ) -> None:
         table = topics.table
         record_max_bytes = identity.record_max_bytes
@@ -186,7 +189,13 @@ class Broker:
         self.backlogs = Backlogs(store, self.groups, self.shared)
         self.statistics_calls = StatisticsRequests(self.statistics, self.backlogs, table, busy_segments)
         self.alarms = AlarmWatch(
-            alarms, identity.name, self.backlogs, store.state, loss, lambda: list(shared_core.full)
+            alarms,
+            identity.name,
+            self.backlogs,
+            store.state,
+            loss,
+            lambda: list(shared_core.full),
+            copies,
         )
         calls = BrokerCalls(
             identity,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from broker.alerts.core.shard_copies import ShardCopies
 from broker.app.calls import Identity
 from broker.app.compose import Broker
 from broker.app.engine import StorageEngine, engine_of
@@ -42,7 +44,7 @@ class Starting(Protocol):
 class Life(NamedTuple):
     """One life of a broker over an open store: until `ending`, or until its shard is `lost`.
 
-    `epoch` is that of a leader with copies, 0 = there are none.
+    `epoch` is that of a leader with copies, 0 = there are none; `copies` is what it knows of them.
     """
 
     config: Config
@@ -52,7 +54,8 @@ class Life(NamedTuple):
     lost: asyncio.Future[ShardLostError]
     beside: Starting | None
     advertised_host: str
-    epoch: int = 0
+    epoch: int
+    copies: Callable[[], ShardCopies | None]
 
 
 class Lives:
@@ -119,7 +122,7 @@ class Lives:
             topics.load(accept_backup)
         await loop.run_in_executor(None, store.open)
         try:
-            life = Life(config, engine, topics, ending, lost, beside, advertised_host)
+            life = Life(config, engine, topics, ending, lost, beside, advertised_host, 0, lambda: None)
             await self._live_over(life)
             if lost.done():
                 # Who has the shard by now accounts for what it found.
@@ -129,14 +132,20 @@ class Lives:
             await loop.run_in_executor(None, store.close)
 
     async def lead(
-        self, config: Config, engine: StorageEngine, table: TopicTable, epoch: int, ending: asyncio.Event
+        self,
+        config: Config,
+        engine: StorageEngine,
+        table: TopicTable,
+        epoch: int,
+        ending: asyncio.Event,
+        copies: Callable[[], ShardCopies | None],
     ) -> None:
         """Serve over an open store that leads its copies in `epoch`, until `ending`. Raises HoldMQError."""
         lost: asyncio.Future[ShardLostError] = asyncio.get_running_loop().create_future()
         settings = config.broker
         path = Path(config.storage.data_dir) / "config" / "topic.json"
         topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s, engine.disk)
-        await self._live_over(Life(config, engine, topics, ending, lost, None, "", epoch))
+        await self._live_over(Life(config, engine, topics, ending, lost, None, "", epoch, copies))
 
     async def _live_over(self, life: Life) -> None:
         """Load a broker over its open store, serve, and close it."""
@@ -164,6 +173,7 @@ class Lives:
             config.alarms,
             self._security,
             is_fenced=engine.replicated is not None,
+            copies=life.copies,
         )
         await loop.run_in_executor(None, broker.load, accept_backup)
         try:

@@ -8,9 +8,11 @@ from typing import Final
 
 import structlog
 
+from broker.alerts.core.shard_copies import ShardCopies
+from broker.alerts.leaderless import LeaderlessWatch
 from broker.app.lives import Lives
 from broker.app.replica_home import ReplicaHome
-from broker.replication.agent import ReplicaAgent
+from broker.replication.agent import ReplicaAgent, boot_time
 from broker.replication.core.replica import ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
 from broker.replication.peers import Peers
@@ -81,6 +83,9 @@ class ReplicaProcess:
             settings.catch_up_bytes_per_s,
         )
         self.requests = ReplicaRequests(config.cluster.name, config.broker.name, self.agent)
+        self._leaderless = LeaderlessWatch(
+            config.alarms, config.broker.name, settings.replica, self._is_leaderless
+        )
         self._rpc = Server(
             dict(self.requests.routes()),
             self.requests.hello,
@@ -100,12 +105,15 @@ class ReplicaProcess:
             self._service.log.info(
                 "replica lives", name=self._config.broker.name, replica=settings.replica, port=self._rpc.port
             )
+            self._leaderless.start()
             await self.agent.run(self._stopping)
         finally:
             stopping.cancel()
+            self._leaderless.stop()
             self._service.no_longer_ready(self._state)
             await self._rpc.close()
             await self._coordinator.close()
+            await asyncio.get_running_loop().run_in_executor(None, self._leaderless.close)
         if self._failure is not None:
             raise self._failure
 
@@ -113,15 +121,35 @@ class ReplicaProcess:
         return self.agent.may_hand_out()
 
     def _state(self) -> tuple[bool, str]:
-        """Readiness: it leads and serves, or it has what its leader has."""
+        """Readiness: it leads and serves, or it is in sync, so that another replica may be stopped."""
         core = self.agent.core
         if core is None:
             return False, "its log is being opened"
         if core.role is ReplicaRole.LEADING and core.leading is not None and core.leading.is_serving:
             return (True, "it leads") if self._lives.serving else (False, "it leads, and opens")
         if core.role is ReplicaRole.COPYING and core.log.is_whole:
-            return True, f"it has what {core.leader} has"
+            if core.state is not None and self.agent.replica in core.state.in_sync:
+                return True, f"it has what {core.leader} has"
+            return False, f"it catches up with {core.leader}"
         return False, f"it is {core.role.value}"
+
+    def _is_leaderless(self) -> bool:
+        core = self.agent.core
+        return core is not None and core.is_leaderless(boot_time())
+
+    def _copies(self) -> ShardCopies | None:
+        """What this replica knows of the copies while it leads; None = it does not."""
+        core = self.agent.core
+        leading = None if core is None else core.leading
+        if leading is None or not leading.is_serving:
+            return None
+        now = boot_time()
+        return ShardCopies(
+            self._config.broker.name,
+            tuple(self._config.replication.addresses()),
+            frozenset(leading.membership.state.in_sync),
+            {copy.peer: max(0.0, now - copy.level_at) for copy in leading.copies.values()},
+        )
 
     def numbers(self) -> Mapping[str, int | float]:
         """Gauges and counters of replication; read on any thread."""
@@ -135,7 +163,7 @@ class ReplicaProcess:
             return
         self.home.take()
         self._ending = asyncio.Event()
-        life = self._lives.lead(self._config, engine, table, epoch, self._ending)
+        life = self._lives.lead(self._config, engine, table, epoch, self._ending, self._copies)
         self._life = asyncio.get_running_loop().create_task(life, name=f"lead in epoch {epoch}")
         self._life.add_done_callback(self._lived)
 

@@ -70,6 +70,20 @@ class AlarmsSection(Section):
         description="Confirmed messages that the servers of the key-value engine lost within an hour, from "
         "which on there is an alarm, until none was for cooldown_s: the first one is news. 0 = never.",
     )
+    replica_lag_s: int = Field(
+        30,
+        ge=0,
+        le=604_800,
+        description="How far a copy may be behind its leader before there is an alarm: ten times "
+        "replication.lag_ms, more than a hiccup or a restart. 0 = never.",
+    )
+    copies_missing_s: int = Field(
+        60,
+        ge=0,
+        le=604_800,
+        description="How long replicas may be out of sync before there is an alarm: a copy that is restarted "
+        "in an upgrade is back sooner. That one copy is left is told at once. 0 = never.",
+    )
     smtp_host: str = Field("", description="Mail server for notices; empty = no mail.")
     smtp_port: int = Field(587, ge=1, le=65535, description="Port of the mail server: submission.")
     smtp_security: Literal["starttls", "tls", "none"] = Field(

@@ -13,6 +13,8 @@ from group_peer import GroupPeer
 from receivers import HookServer, MailServer
 
 from broker.alerts.alarms import AlarmWatch
+from broker.alerts.core.shard_copies import ShardCopies
+from broker.alerts.leaderless import LeaderlessWatch
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
 from holdmq.config.alarms import AlarmsSection
@@ -48,6 +50,7 @@ class Watched:
         self.state = StoreState(True, "")
         self.loss = NO_LOSS
         self.full: list[QueueKey] = []
+        self.copies: ShardCopies | None = None
         self.watch = AlarmWatch(
             section,
             "broker-0",
@@ -55,6 +58,7 @@ class Watched:
             lambda: self.state,
             lambda: self.loss,
             lambda: self.full,
+            lambda: self.copies,
         )
         self.watch.start()
 
@@ -208,6 +212,41 @@ async def test_a_full_window_of_a_shared_group_raises_an_alarm(watched: Callable
     it = watched()
     it.full = [QueueKey("workers", "jobs", 3)]
     assert list(await it.look()) == [("shared_window", "workers@jobs/3")]
+
+
+async def test_a_leader_raises_alarms_for_its_copies(watched: Callable[..., Watched]) -> None:
+    it = watched(replica_lag_s=5, copies_missing_s=0)
+    all_three = ShardCopies("broker-0", ("a", "b", "c"), frozenset("abc"), {"b": 0.1, "c": 4.9})
+    it.copies = all_three
+    assert await it.look() == {}
+    it.copies = all_three._replace(in_sync=frozenset("a"), behind_s={"b": 5.5, "c": 0})
+    found = await it.look()
+    assert found.keys() == {("replica_lag", "b"), ("one_copy_left", "broker-0")}
+    assert found["one_copy_left", "broker-0"].text.endswith("start b, c")
+    # Who leads no more knows nothing of copies.
+    it.copies = None
+    assert await it.look() == {}
+
+
+async def test_a_replica_tells_by_itself_that_nobody_leads(hook: HookServer) -> None:
+    is_leaderless = False
+    section = AlarmsSection(interval_s=0.1, webhook_url=hook.url)
+    watch = LeaderlessWatch(section, "broker-0", "b", lambda: is_leaderless)
+    watch.start()
+    try:
+        watch.look()
+        assert not watch.alarms.raised
+        is_leaderless = True
+        posted = await asyncio.to_thread(hook.next)
+        (alarm,) = posted["alarms"]
+        assert (posted["broker"], alarm["state"]) == ("broker-0/b", "raised")
+        assert (alarm["kind"], alarm["name"]) == ("no_leader", "broker-0")
+        is_leaderless = False
+        (over,) = (await asyncio.to_thread(hook.next))["alarms"]
+        assert (over["kind"], over["state"]) == ("no_leader", "over")
+    finally:
+        watch.stop()
+        await asyncio.to_thread(watch.close)
 
 
 async def test_what_cannot_be_measured_for_a_while_does_not_end_an_alarm(
