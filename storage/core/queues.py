@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -92,6 +92,22 @@ def outside(queue: Queue, offset: int) -> QueueRead | None:
     if offset < queue.first_offset:
         return QueueRead(ReadStatus.BEHIND, queue.first_offset, queue.first_offset, end)
     return None
+
+
+def first_at_or_behind(queue: Queue, position: int) -> int | None:
+    """The first offset whose record lies at a log position or behind; `confirmed` if none does.
+
+    Positions are those between two batches. None: it lies before what is in memory.
+    """
+    chunks, head = queue.chunks, queue.head
+    if head == len(chunks) or chunks[head].batch.position >= position:
+        return None
+    index = bisect_left(chunks, position, lo=head, key=_position_of)
+    return chunks[index].base_offset if index < len(chunks) else queue.confirmed
+
+
+def _position_of(chunk: QueueRun) -> int:
+    return chunk.batch.position
 
 
 def read_memory(

@@ -23,7 +23,7 @@ from storage.api.log_order import TAIL_READ_BYTES, LogOrder
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.api.store import Backlog, StoreState
 from storage.core.epochs import Epochs
-from storage.core.queues import Queue, outside, read_memory
+from storage.core.queues import Queue, first_at_or_behind, outside, read_memory
 from storage.core.scan import KeyLevels
 from storage.core.temporary import TemporaryTopicQueues
 from storage.log.appends import LogAppends, OpenGate, Post
@@ -616,7 +616,13 @@ class LogStore:
         if queue is None:
             return outside(Queue(topic, queue_id), offset)
         if 0 < epoch < self._epochs.current and offset > queue.first_offset:
-            return None
+            # What a leader has just begun with is not in the consume queues yet.
+            limit = self._epochs.limit_of(epoch)
+            survived = None if limit is None else first_at_or_behind(queue, limit)
+            if survived is None:
+                return None
+            if offset > survived:
+                return QueueRead(ReadStatus.AHEAD, survived, queue.first_offset, queue.confirmed)
         self._memory_reads += 1
         read = read_memory(queue, offset, max_bytes, max_count, wanted)
         if read is not None and read.status is ReadStatus.BEHIND:

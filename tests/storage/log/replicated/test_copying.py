@@ -10,6 +10,7 @@ import pytest
 from log_copies import CopyOfLog, founded, joined, refusal
 
 from holdmq.errors import CorruptRecordError, NotLeaderError, StoreFullError, StoreReadOnlyError, UsageError
+from storage.api.queues import QueueRead, ReadStatus
 
 
 def fill(leader: CopyOfLog, seed: int, batches: int = 40) -> None:
@@ -75,6 +76,49 @@ def test_a_copy_of_a_copy_that_leads_goes_on_in_its_segments() -> None:
     assert_equal(second, third)
     assert first.segments() == second.segments()
     assert [tuple(epoch) for epoch in third.log.epochs] == [tuple(epoch) for epoch in second.log.epochs]
+
+
+@pytest.mark.parametrize("indexed", range(4))
+@pytest.mark.parametrize("cut", range(4))
+def test_readers_of_the_epoch_before_go_on_where_a_new_leader_has_what_they_saw(
+    indexed: int, cut: int
+) -> None:
+    leader = founded()
+    copy = joined(leader)
+    for count in range(4):
+        if count == 4 - cut:
+            copy.follow(leader)  # the old leader goes on alone
+        leader.append(0, 2)
+        leader.append(1, 1)
+        leader.settle()
+    if not cut:
+        copy.follow(leader)
+    copy.lead(3)
+    kept = 2 * (4 - cut)
+    copy.confirm()
+    if indexed:
+        copy.flush_step()
+    for count in range(5):
+        for offset in range(1, 9):
+            read = asked(copy, offset)
+            if offset > kept:
+                assert (read.status, read.next_offset) == (ReadStatus.AHEAD, kept), offset
+            elif offset == kept + 2 * count:
+                assert read.status is ReadStatus.AT_END, offset
+            else:
+                assert read.status is ReadStatus.FOUND, offset
+                assert offset < read.next_offset <= kept + 2 * count
+        copy.append(0, 2)
+        copy.settle()
+        copy.confirm()
+        if count < indexed:
+            copy.flush_step()
+
+
+def asked(copy: CopyOfLog, offset: int) -> QueueRead:
+    """What a reader is answered that saw everything below `offset` in epoch 2."""
+    read = copy.store.read_queue("devices", 0, 2, offset, 1 << 20, 1000)
+    return copy.store.read_queue_cold("devices", 0, 2, offset, 1 << 20, 1000) if read is None else read
 
 
 def test_bytes_that_are_damaged_are_refused_and_fetched_again() -> None:
