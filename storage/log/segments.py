@@ -220,9 +220,13 @@ class Segments:
                     self._disk.unlink(segment.path)
                 self.table = keep
                 self._disk.sync_directory(self.directory)
-            if not keep or keep[-1].end <= end:
+            last = keep[-1] if keep else None
+            if last is not None and last.start == end and last.end - end < BLANK_SIZE_MIN:
+                # A file that has lost even its room, and nothing is in it: it gets that again.
+                last = last._replace(end=end + self.segment_size)
+                self.table = [*keep[:-1], last]
+            if last is None or last.end <= end:
                 return self.enter(end)
-            last = keep[-1]
             file = self._reopen(last)
             file.truncate(end - last.start)
             if last.end - end < BLANK_SIZE_MIN:
