@@ -30,6 +30,7 @@ ANY_GENERATION: Final = -1
 """A failure that concerns every batch, whenever it was stamped."""
 
 _NEW_SEGMENT: Final = "new segment"
+_RESIZE: Final = "resize"
 
 
 class Pending:
@@ -223,7 +224,7 @@ class Writer:
                 operation = "write"
                 self._roll(first)
             if first.is_copied:
-                operation = "resize"
+                operation = _RESIZE
                 self._fit(position, group[-1].segment_end)
             operation = "write"
             file = self.segments.current
@@ -233,7 +234,8 @@ class Writer:
             file.write([item.batch.records for item in group], position - start)
         except OSError as error:
             failure = write_failure(error, operation, str(self.segments.directory), position)
-            if failure.retriable and operation == "write":
+            if failure.retriable and operation in ("write", _RESIZE):
+                # Also before the write itself: a blank may have been written, and its segment left.
                 self._must_cut = True
                 failure = self._cut_at_once() or failure
             if not failure.retriable:

@@ -238,6 +238,35 @@ def test_a_full_disk_of_a_copy_takes_back_and_goes_on() -> None:
     assert_equal(leader, copy)
 
 
+def test_a_disk_that_is_full_behind_a_blank_leaves_the_blank_in_its_segment() -> None:
+    leader = founded()
+    copy = joined(leader, segment_bytes=2048)
+    fill(leader, 12)
+    start = leader.store._segments.table[1].start
+    while leader.read(copy.log.appended_position, 1).end < start:
+        copy.fetch(leader, 1)
+        copy.settle()
+    asked_for = 0
+
+    def failing(asked: str, _path: Path) -> int | None:
+        nonlocal asked_for
+        asked_for += asked == "preallocate"
+        # The next segment is made as large as those here, and then as its leader's.
+        return errno.ENOSPC if asked == "preallocate" and asked_for > 1 else None
+
+    copy.disk.failing = failing
+    copy.fetch(leader)
+    copy.fetch(leader)
+    copy.settle()
+    assert asked_for > 1
+    assert copy.log.appended_position == copy.log.written_position < start
+    copy.disk.failing = lambda _asked, _path: None
+    copy.follow(leader)
+    leader.confirm()
+    copy.confirm()
+    assert_equal(leader, copy)
+
+
 def test_a_failed_disk_of_a_copy_is_told_and_final() -> None:
     leader = founded()
     copy = joined(leader)
