@@ -85,6 +85,7 @@ class Releases:
         self._prepared: list[tuple[int, int, Entry, Released]] = []
         self._prepared_bytes = 0
         self._leaving: set[int] = set()
+        self._moved: dict[int, Entry] = {}
         self._in_flight = 0
         self._generation = 0
         self._refused_until = 0.0
@@ -101,8 +102,16 @@ class Releases:
         if first not in self._leaving:
             return False
         self._leaving.remove(first)
+        self._moved.pop(first, None)
         self._in_flight -= 1
         return True
+
+    def move(self, entry: Entry) -> None:
+        """Note a timer's new place in the log, if it waits here or is leaving: it may come back."""
+        if entry.first in self._leaving:
+            self._moved[entry.first] = entry
+        else:
+            self.due.move(entry)
 
     def forget(self, damaged: list[Entry]) -> None:
         """Count timers as leaving that end without a copy; the caller notes them as done."""
@@ -133,6 +142,7 @@ class Releases:
                     )
                     self.unreadable += 1
                     self._leaving.discard(entry.first)
+                    self._moved.pop(entry.first, None)
         return dropped
 
     def _has_room(self) -> bool:
@@ -215,7 +225,8 @@ class Releases:
             batch, error = self._returned.popleft()
             self._in_flight -= len(batch.entries)
             self._leaving.difference_update(entry.first for entry in batch.entries)
-            self.due.add(rows_of(batch.entries))
+            # Where it waited first its segment may have gone: what left was appended again before.
+            self.due.add(rows_of([self._moved.pop(entry.first, entry) for entry in batch.entries]))
             self.refused += len(batch.entries)
             if error is None:
                 continue

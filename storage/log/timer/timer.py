@@ -314,7 +314,7 @@ class Timer:
                     self._outstanding[minute] = self._outstanding.get(minute, 0) + 1
                     self._gone.discard(minute)
             elif minute <= self._opened:
-                self._releases.due.move(entry)
+                self._releases.move(entry)
         self._fresh.append(rows_of(entries))
         self._fresh_count += len(entries)
         if arrived:
