@@ -56,6 +56,8 @@ WAIT_MAX_S: Final = 1.0
 """The thread looks at the clock at least so often: the wall clock may be set."""
 RETRY_S: Final = 1.0
 """Wait after a refused append or a full disk."""
+SWEEP_BUCKETS: Final = 64
+"""Past buckets that a copy looks through in a checkpoint's interval: some hundred times what time brings."""
 
 T = TypeVar("T")
 
@@ -112,6 +114,8 @@ class Timer:
         self._log_end = 0
         self._is_caught_up = False
         self._is_counted = True
+        self._swept = -1
+        self._sweep_at = 0.0
         self._checkpointed_at = 0.0
         self._retry_at = 0.0
         self._requests: deque[Roll] = deque()
@@ -139,8 +143,8 @@ class Timer:
 
     @property
     def pending(self) -> int:
-        """Timers that are not due yet."""
-        return self._pending
+        """Timers that are not due yet; on a copy that began after some of them, about that."""
+        return max(0, self._pending)
 
     @property
     def kept_from(self) -> int:
@@ -155,7 +159,7 @@ class Timer:
         """Counters (names in _total) and gauges."""
         releases = self._releases
         return {
-            "timer_pending": self._pending,
+            "timer_pending": self.pending,
             "timer_released_total": releases.released,
             "timer_released_late_total": releases.released_late,
             "timer_lateness_max_ms": releases.lateness_max_ms,
@@ -176,7 +180,7 @@ class Timer:
     def _is_idle(self, position: int) -> bool:
         """Whether nothing waits, and nothing of the log below a position needs to be written down."""
         is_empty = self._pending == 0 and not self._fresh_count and not self._gone
-        return self._is_caught_up and is_empty and self.follower.position >= position
+        return self._is_caught_up and self._is_counted and is_empty and self.follower.position >= position
 
     def _ask(self, request: Roll) -> None:
         if self._has_ended:
@@ -259,7 +263,11 @@ class Timer:
         releases.take_back()
         self._answer_requests()
         wait_s = WAIT_MAX_S
-        if self._is_caught_up and self._may_release():
+        if self._is_caught_up and not self._may_release():
+            self._sweep()
+        elif self._is_caught_up:
+            if not self._is_counted:
+                self._pending, self._is_counted = self._count(), True
             now_ms = self._clock_ms()
             self._open_buckets(now_ms)
             dropped = releases.prepare(now_ms)
@@ -291,7 +299,9 @@ class Timer:
                 self._note(entries)
         if not stretches and not self._is_caught_up:
             if not self._is_counted:
-                self._pending, self._is_counted = self._count(), True
+                # A copy that began where its leader's log does may get copies, and timers appended again, of
+                # which it has not seen the first record: it counts once more before it leads.
+                self._pending, self._is_counted = self._count(), self._is_leading() or self._log_first == 0
             self._is_caught_up = True
         return bool(stretches)
 
@@ -302,6 +312,8 @@ class Timer:
             minute = entry.due_ms // MINUTE_MS
             if minute > self._opened:
                 self._fresh_minutes.add(minute)
+                if entry.size:
+                    self._gone.discard(minute)
             if not entry.size:
                 self._pending -= 1
                 if self._releases.left(entry.first):
@@ -381,6 +393,21 @@ class Timer:
         self._outstanding[minute] = self._outstanding.get(minute, 0) + len(rows)
         self._releases.due.load(rows)
         self._settle(minute, 0)
+
+    def _sweep(self) -> None:
+        """Let past buckets go that the leader has emptied: a copy, which opens none, would keep all."""
+        now = self._clock()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + CHECKPOINT_INTERVAL_S
+        minutes = self._files.minutes
+        past = minutes[: np.searchsorted(minutes, self._clock_ms() // MINUTE_MS)]
+        first = np.searchsorted(past, self._swept, "right")
+        some = past[first : first + SWEEP_BUCKETS].tolist()
+        self._swept = some[-1] if len(some) == SWEEP_BUCKETS else -1
+        for minute in some:
+            if not len(pending_of(np.concatenate([NO_ROWS, *self._rows_of(minute)]))):
+                self._gone.add(minute)
 
     def _count(self) -> int:
         """Count what waits, when all was built again: copies then have no timer that was counted."""
