@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class CopyOfLog:
         segment_bytes: int = SEGMENT_BYTES,
         machine: SimMachine | None = None,
         is_table: Callable[[str], bool] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.disk = SimDisk() if disk is None else disk
         self.machine = SimMachine(self.disk) if machine is None else machine
@@ -55,6 +56,7 @@ class CopyOfLog:
         self.flush = flush
         self.segment_bytes = segment_bytes
         self.is_table = is_table
+        self.settings = dict(settings or {})
         self.posted: deque[Callable[[], object]] = deque()
         self.errors: list[StorageError | None] = []
         self.copied: list[StorageError | None] = []
@@ -67,6 +69,7 @@ class CopyOfLog:
                 "segment_size_bytes": self.segment_bytes,
                 "consume_queue_file_bytes": 200,
                 "tail_cache_bytes": 1,
+                **self.settings,
             }
         )
         store = open_store(
