@@ -118,7 +118,8 @@ class Leading:
 
     def log_moved(self, now: float, log: LogView) -> list[Action]:
         """This replica's own log has more."""
-        self._log = log
+        # The log may show what it was told to confirm a while later: who joins must have that, too.
+        self._log = log._replace(confirmed=max(log.confirmed, self._log.confirmed))
         return self._advance(now)
 
     def _refused(self) -> Refused:

@@ -1,0 +1,46 @@
+"""Who may join, seen from a leader whose log has not shown yet all that it was told to confirm."""
+
+from __future__ import annotations
+
+from broker.replication.core.actions import Action, ConfirmTo, Propose
+from broker.replication.core.in_sync_set import InSyncSet
+from broker.replication.core.leading import Leading
+from broker.replication.core.lease import LeadLease
+from broker.replication.core.log_view import LogView
+from broker.replication.core.messages import CopyFetch, CopyHello
+from broker.replication.core.settings import ReplicaSettings
+from holdmq.coordination.api import ShardState
+from storage.api.replication import Epoch
+
+STORE = b"store id"
+EPOCHS = (Epoch(1, 0), Epoch(3, 100))
+
+
+def view(end: int, confirmed: int) -> LogView:
+    return LogView(STORE, 0, end, end, end, confirmed, EPOCHS, True)
+
+
+def hello(session: int) -> CopyHello:
+    return CopyHello(3, STORE, session, EPOCHS, 100, 0, True, 1)
+
+
+def joins(actions: list[Action]) -> bool:
+    return any(isinstance(action, Propose) and "c" in action.state.in_sync for action in actions)
+
+
+def test_a_copy_joins_with_what_was_decided_to_be_confirmed_not_with_what_shows() -> None:
+    settings = ReplicaSettings(2)
+    membership = InSyncSet(ShardState(3, "a", ("a", "b"), 1), 7)
+    leading = Leading(settings, "a", membership, LeadLease(settings), "x", view(100, 0), 0.0)
+    for peer in "bc":
+        leading.hello(0.0, peer, hello(1))
+    leading.log_moved(0.1, view(300, 0))
+    leading.fetch(0.2, "c", 1, CopyFetch(3, 1, 200, 200))
+    _, actions = leading.fetch(0.2, "b", 2, CopyFetch(3, 1, 300, 300))
+    assert ConfirmTo(300) in actions
+    # A member comes back, and has said nothing in its new session; the log is still at it.
+    leading.hello(0.3, "b", hello(2))
+    assert not joins(leading.log_moved(0.4, view(300, 120)))
+    assert not joins(leading.tick(0.5)), "it lacks what is, or will be, acknowledged"
+    leading.fetch(0.6, "c", 3, CopyFetch(3, 1, 300, 300))
+    assert joins(leading.tick(0.7))
