@@ -155,6 +155,10 @@ def part_of(batch: Batch, first: int, last: int) -> Batch:
     begin, sizes = int(batch.starts[first]), batch.sizes[first:last]
     end = int(batch.starts[last - 1] + batch.sizes[last - 1])
     part = Batch(batch.records[begin:end], sizes, [], batch.position + begin, batch.store_ms)
+    if last < len(batch.sizes):
+        # Of a read of the log: the records behind the part may have been stored later.
+        last_one = decode_columns(batch.records, batch.starts[last - 1 : last], sizes[-1:])
+        part.store_ms = int(last_one.store_ms[0])
     at = 0
     for run in batch.runs:
         low, high = max(first, at) - at, min(last, at + run.count) - at

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from holdmq.errors import StorageError
 from storage.api.batches import Batch, ForeignBatch
+from storage.core.scan import part_of
 from storage.log.appends import LogAppends, Post
 from storage.log.reading.reader import ColdReader
 from storage.log.replicated.gate import ReplicaGate
@@ -39,6 +42,7 @@ class Replaying:
         self._post = post
         self._failed = failed
         self._position = self._end = 0
+        self._too_low = -1
         self._is_reading = False
 
     def open(self, confirmed: int, end: int) -> None:
@@ -48,20 +52,26 @@ class Replaying:
     def go_on(self) -> None:
         """Show what the gate's limit allows by now. On the loop."""
         limit = min(self._gate.limit, self._end)
-        if not self._is_reading and self._position < limit:
+        if not self._is_reading and self._position < limit != self._too_low:
             self._is_reading = True
             self._run(partial(self._read, self._position, limit))
 
     def _read(self, position: int, limit: int) -> None:
+        size = min(READ_BYTES, limit - position)
         try:
-            batches = self._reader.read_log(position, READ_BYTES, limit, keep=False)
+            found = self._reader.read_log(position, size, self._end, keep=False)
         except StorageError as error:
             self._failed(error)
             return
-        end = batches[-1].end if batches else limit
-        self._post(partial(self._show, batches, end))
+        batches = _up_to(found, limit)
+        end = batches[-1].end if batches else position
+        if not found and limit == self._end:
+            end = limit  # only the blank that closes a segment lies between
+        self._post(partial(self._show, batches, end, limit))
 
-    def _show(self, batches: list[Batch], end: int) -> None:
+    def _show(self, batches: list[Batch], end: int, limit: int) -> None:
+        if end == self._position:
+            self._too_low = limit  # it lies in the record that comes next
         queues = self._appends.queues
         group = [
             Pending(
@@ -83,6 +93,18 @@ class Replaying:
             self._appends.go_on()
         self._gate.shown(self._appends.tail.first_position)
         self.go_on()
+
+
+def _up_to(batches: list[Batch], limit: int) -> list[Batch]:
+    """The records that end at or below `limit`."""
+    fitting: list[Batch] = []
+    for batch in batches:
+        count = int(np.searchsorted(batch.starts + batch.sizes, limit - batch.position, "right"))
+        if count:
+            fitting.append(part_of(batch, 0, count))
+        if count < len(batch.sizes):
+            break
+    return fitting
 
 
 def _told(_batch: Batch, _error: StorageError | None) -> None:

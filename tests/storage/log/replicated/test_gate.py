@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from log_copies import CopyOfLog, founded, joined, refusal
+from log_copies import SEGMENT_BYTES, CopyOfLog, founded, joined, refusal
 
 from holdmq.errors import ShardLostError, StorageError, UsageError
 from holdmq.record.batch import encode_batch
@@ -104,6 +104,58 @@ def test_a_start_leaves_what_follows_the_checkpoint_unconfirmed(
     leader.restart()
     assert leader.log.confirmed_position == leader.log.written_position
     assert leader.queue_bytes(0) == first
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_what_a_start_found_is_confirmed_by_whole_records(
+    chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "READ_BYTES", chunk_bytes)
+    leader = founded()
+    ends = []
+    for _ in range(60):
+        leader.now_s += 1
+        leader.append(0, 1, body=b"x" * 100)
+        leader.settle()
+        ends.append(leader.log.written_position)
+    assert ends[-1] > SEGMENT_BYTES
+    leader.kill()
+    shown = 0
+    for limit in range(0, ends[-1] + 40, 37):
+        leader.confirm(limit)
+        shown = sum(end <= limit for end in ends)
+        assert leader.store.bounds("devices", 0)[1] == shown
+        assert leader.log.confirmed_position == (ends[shown - 1] if shown else 0)
+        if limit % 5 == 0:
+            # A checkpoint wherever that was: the next start goes on from it.
+            leader.flush_step()
+            leader.kill()
+            assert leader.log.written_position == ends[-1]
+    assert shown == 60
+    assert leader.log.failure is None
+
+
+def test_a_checkpoint_amid_what_a_start_found_lets_the_next_start_go_on_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replaying, "READ_BYTES", 500)
+    leader = founded()
+    for _ in range(30):
+        leader.now_s += 1
+        leader.append(0, 1, body=b"x" * 100)
+    leader.settle()
+    end = leader.log.written_position
+    leader.kill()
+    leader.log.confirm_to(end)
+    checkpoints = set()
+    while leader.posted:
+        leader.posted.popleft()()
+        leader.now_s += 11
+        leader.store.flusher.step()
+        checkpoints.add(leader.store._checkpoint.position)
+        again = CopyOfLog(leader.disk.copy())
+        assert again.log.written_position == end, "no whole record is cut"
+    assert len(checkpoints) > 5
 
 
 def test_what_a_start_found_becomes_visible_before_what_comes_after_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 import structlog
 from log_shard import LogShard
 
+from storage.log.replicated import replaying
 from storage.log.timer import releases, rolling
 
 pytestmark = pytest.mark.timeout(600)
@@ -21,6 +22,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hundreds of starts have nothing new to say; a batch of copies fits a segment of 2 KiB."""
     monkeypatch.setattr(releases, "BATCH_BYTES", 1000)
     monkeypatch.setattr(rolling, "SIZE_BYTES", 1000)
+    monkeypatch.setattr(replaying, "READ_BYTES", 700)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     yield
     structlog.reset_defaults()
