@@ -264,7 +264,7 @@ class LogStore:
             RawReader(self._read_files, self._segments, lambda: gate.written_position),
             Replaying(self._reader, self._appends, gate, self._note_down, post, self._following_failed),
             self.retention,
-            ReplicaNote(self._disk, self._home.directory, machine),
+            ReplicaNote(self._disk, self._home.directory, machine, settings.flush == "sync"),
             lambda: self.tables,
             lambda: self.writer.synced,
             self._wake_timer,
@@ -339,7 +339,7 @@ class LogStore:
                 recovered.confirmed,
                 recovered.end,
                 self._checkpoint.floors,
-                is_clean or self._settings.flush == "sync",
+                is_clean,
                 recovered.is_damaged,
             )
         elif clean_end != recovered.end:

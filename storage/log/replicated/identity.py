@@ -49,13 +49,17 @@ class RealMachine:
 
 
 class ReplicaNote:
-    """replica.json. Every method blocks; StorageError and OSError as the disk says."""
+    """replica.json. Every method blocks; StorageError and OSError as the disk says.
+
+    `is_sync`: from now on nothing is acknowledged before it is fsynced.
+    """
 
     def __init__(
         self,
         disk: Disk,
         directory: Path,
         machine: Machine,
+        is_sync: bool,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.incarnation = b""
@@ -63,14 +67,15 @@ class ReplicaNote:
         self._file = AtomicFile(directory / NAME, disk)
         self._identified = (directory / "format.json", directory / "commitlog")
         self._machine = machine
+        self._is_sync = is_sync
         self._random_bytes = random_bytes
         self._version = 0
 
-    def open(self, is_certain: bool, is_damaged: bool) -> None:
+    def open(self, is_clean: bool, is_damaged: bool) -> None:
         """Read what was noted, judge it, and note the judgement.
 
-        `is_certain`: whatever was acknowledged is on disk, whatever happened to the machine since;
-        `is_damaged`: records were lost at this start that had been written.
+        `is_clean`: the log was closed, and is as it was then; `is_damaged`: records were lost at this start
+        that had been written.
         """
         content = self._load()
         files = [self._machine.inode_of(path) for path in self._identified]
@@ -80,6 +85,8 @@ class ReplicaNote:
         if not self.incarnation:
             self.incarnation = self._random_bytes(INCARNATION_BYTES)
         was_whole = is_same and content.get("isWhole") is True
+        # As it was flushed until now, whatever the configuration says today.
+        is_certain = is_clean or content.get("isSynced") is True
         is_running_on = boot_id != "" and content.get("bootId") == boot_id
         is_whole = was_whole and not is_damaged and (is_certain or is_running_on)
         if was_whole and not is_whole:
@@ -106,6 +113,7 @@ class ReplicaNote:
         content = {
             "incarnation": self.incarnation.hex(),
             "isWhole": is_whole,
+            "isSynced": self._is_sync,
             "bootId": self._machine.boot_id(),
             "files": [self._machine.inode_of(path) for path in self._identified],
         }

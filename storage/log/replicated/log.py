@@ -76,12 +76,12 @@ class ReplicaLog:
         confirmed: int,
         end: int,
         floors: NextOffsets,
-        is_certain: bool,
+        is_clean: bool,
         is_damaged: bool,
     ) -> None:
         """Begin as a copy. Blocking, before anything is written; StorageError and OSError of the disk."""
         self._epochs = epochs
-        self._note.open(is_certain, is_damaged)
+        self._note.open(is_clean, is_damaged)
         self._copying.open(self._home.store_id, floors)
         self._gate.open(confirmed, end)
         self._replaying.open(confirmed, end)

@@ -45,6 +45,19 @@ def test_a_machine_that_was_started_again_is_believed_only_what_is_fsynced(flush
     assert len(incarnation) == 16
 
 
+@pytest.mark.parametrize(("before", "after"), [("sync", "async"), ("async", "sync")])
+def test_what_was_acknowledged_counts_as_it_was_flushed_then(before: str, after: str) -> None:
+    leader = founded(flush=before)
+    leader.append(0, 3)
+    leader.settle()
+    leader.flush = after
+    leader.lose_power(1)
+    assert leader.log.is_whole == (before == "sync")
+    leader.trust()
+    leader.lose_power(2)
+    assert leader.log.is_whole == (after == "sync")
+
+
 def test_a_clean_close_is_believed_though_the_machine_was_started_again() -> None:
     leader = founded()
     leader.append(0, 3)
