@@ -270,10 +270,10 @@ class LogShard:
     # What happens to them
 
     def have_room(self, index: int) -> None:
-        if index in self.broken:
-            return
         disk = self.copies[index].disk
-        disk.capacity_bytes, disk.failing = None, lambda _asked, _path: None
+        disk.capacity_bytes = None
+        if index not in self.broken:
+            disk.failing = lambda _asked, _path: None
 
     def stop(self, index: int) -> None:
         """Its process is gone, or will be at once."""
@@ -337,7 +337,7 @@ class LogShard:
     def fill_up(self, index: int) -> None:
         """No room for a while, or in a moment."""
         disk = self.copies[index].disk
-        if self.chance.random() < 0.5:
+        if index in self.broken or self.chance.random() < 0.5:
             disk.capacity_bytes = disk.used_bytes + self.chance.choice((0, 100, 3000))
         else:
             where = self.chance.choice(("commitlog", "0", "devices"))
