@@ -305,6 +305,13 @@ STORE: Final = {
     "key_index_files": "Its files.",
     "key_index_pending": "Entries that are not on disk yet.",
     "key_index_position": "Up to where it has the log.",
+    "replica_copied_batches_total": "Answers of a leader that were put into this copy's log.",
+    "replica_copied_bytes_total": "Bytes of records in them.",
+    "replica_refused_answers_total": "Answers that were damaged, or of another log or place.",
+    "replica_waits_total": "Answers not taken yet: too much here is not indexed or confirmed.",
+    "replica_leads": "1 while this copy takes appends.",
+    "replica_whole": "1 when this copy surely has all that it has acknowledged.",
+    "replica_written_position": "Up to where this copy's log is written.",
 }
 """Behind holdmq_store_, of the log engine and what it derives from the log."""
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from holdmq.errors import CorruptRecordError, StorageError, UsageError
+from holdmq.errors import CorruptRecordError, StorageError, StoreFullError, UsageError
 from holdmq.record.batch import stores_of
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Appended, Batch, ForeignBatch
@@ -20,6 +20,9 @@ from storage.log.core.names import blank_size_at
 from storage.log.writer import Copied
 
 BLANK_HEAD_BYTES: Final = 8
+UNCONFIRMED_MAX_BYTES: Final = 256 << 20
+"""Records in memory that are not confirmed: twice what a leader takes before its producers wait, so only a
+start that has not shown yet what it found comes to it."""
 _HINT: Final = "it is fetched again; if that does not end, the leader's disk or memory is damaged"
 
 
@@ -40,7 +43,7 @@ class CopiedAppends:
         took: Callable[[Batch], bool],
     ) -> None:
         self.floors: NextOffsets = {}
-        self.batches = self.bytes = self.refused = 0
+        self.batches = self.bytes = self.refused = self.waits = 0
         self._appends = appends
         self._directory = directory
         self._segment_size = segment_size
@@ -62,6 +65,10 @@ class CopiedAppends:
             raise UsageError("a log that leads takes no bytes of another one")
         if position != appends.end:
             raise UsageError(f"the log ends at {appends.end}, not at {position}")
+        behind = appends.lagging() or self._unconfirmed()
+        if behind is not None:
+            self.waits += 1
+            raise behind
         try:
             copied = self._blank(data, done) if _is_blank(data) else self._records(data, done)
         except CorruptRecordError:
@@ -76,6 +83,17 @@ class CopiedAppends:
         """Go on behind what this log appended while it led, and has not confirmed."""
         for pending in self._appends.pending:
             self._took(pending.batch)
+
+    def _unconfirmed(self) -> StorageError | None:
+        """The refusal while memory has no more room for what is not confirmed here."""
+        if self._appends.backlog().size_bytes <= UNCONFIRMED_MAX_BYTES:
+            return None
+        return StoreFullError(
+            "what this copy has is confirmed more slowly than more comes",
+            operation="copy",
+            path=self._directory,
+            hint="a start still reads what it found in the log: it goes on by itself",
+        )
 
     def _blank(self, data: memoryview, done: Done) -> Copied:
         size = blank_size_at(data, 0)

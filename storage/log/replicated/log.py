@@ -153,7 +153,8 @@ class ReplicaLog:
             "replica_written_position": self._gate.written_position,
             "replica_copied_batches_total": self._copying.batches,
             "replica_copied_bytes_total": self._copying.bytes,
-            "replica_refused_bytes_total": self._copying.refused,
+            "replica_refused_answers_total": self._copying.refused,
+            "replica_waits_total": self._copying.waits,
             "replica_whole": float(self._note.is_whole),
             "replica_leads": float(self.leads_from is not None),
         }

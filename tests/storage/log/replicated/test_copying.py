@@ -9,8 +9,18 @@ from random import Random
 import pytest
 from log_copies import CopyOfLog, founded, joined, refusal
 
-from holdmq.errors import CorruptRecordError, NotLeaderError, StoreFullError, StoreReadOnlyError, UsageError
+from broker.app.metric_help import STORE
+from holdmq.errors import (
+    CorruptRecordError,
+    HoldMQError,
+    NotLeaderError,
+    StoreFullError,
+    StoreReadOnlyError,
+    UsageError,
+)
 from storage.api.queues import QueueRead, ReadStatus
+from storage.log import appends
+from storage.log.replicated import copying
 
 
 def fill(leader: CopyOfLog, seed: int, batches: int = 40) -> None:
@@ -140,7 +150,7 @@ def test_bytes_that_are_damaged_are_refused_and_fetched_again() -> None:
     copy.confirm()
     leader.confirm()
     assert copy.segments() == leader.segments()
-    assert copy.store.numbers()["replica_refused_bytes_total"] == len(data) + 4
+    assert copy.store.numbers()["replica_refused_answers_total"] == len(data) + 4
 
 
 def test_bytes_of_another_place_or_store_or_order_are_refused() -> None:
@@ -197,6 +207,10 @@ def test_segments_that_a_copy_made_ahead_at_another_place_go() -> None:
     assert copy.segments() == leader.segments()
     copy.kill()
     assert copy.segments() == leader.segments()
+
+
+def test_every_number_of_a_copy_has_a_meaning() -> None:
+    assert set(founded().store.numbers()) <= STORE.keys()
 
 
 def test_a_copy_takes_no_records_of_producers() -> None:
@@ -263,6 +277,47 @@ def test_a_disk_that_is_full_behind_a_blank_leaves_the_blank_in_its_segment() ->
     copy.disk.failing = lambda _asked, _path: None
     copy.follow(leader)
     leader.confirm()
+    copy.confirm()
+    assert_equal(leader, copy)
+
+
+@pytest.mark.parametrize("bound", ["index", "confirmed"])
+def test_what_a_copy_holds_in_memory_is_bounded_and_it_goes_on_when_there_is_room(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = founded()
+    copy = joined(leader)
+    fill(leader, 13, 20)
+    leader.confirm()
+    if bound == "index":
+        monkeypatch.setattr(appends, "INDEX_LAG_MAX_BYTES", 5000)
+        copy.disk.failing = lambda asked, path: (
+            errno.ENOSPC if asked == "create" and path.parent.parent.parent.name == "consumequeue" else None
+        )
+    else:
+        monkeypatch.setattr(copying, "UNCONFIRMED_MAX_BYTES", 3000)
+
+    def take() -> HoldMQError | None:
+        try:
+            while copy.fetch(leader, 500):
+                copy.settle()
+                if bound == "index":
+                    copy.confirm()
+        except StoreFullError as error:
+            return error
+        return None
+
+    error = take()
+    assert error is not None
+    assert error.retriable
+    assert copy.store.numbers()["replica_waits_total"] == 1
+    held = copy.store.numbers()["tail_bytes"] + copy.store.numbers()["pending_bytes"]
+    assert held < 15_000
+    assert take() is not None
+    copy.disk.failing = lambda _asked, _path: None
+    while take() is not None:
+        copy.confirm()
+        copy.flush_step()
     copy.confirm()
     assert_equal(leader, copy)
 
