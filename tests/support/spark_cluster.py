@@ -84,8 +84,8 @@ class SparkCluster:
             assert not ended, self.log(ended[0])
             try:
                 return len(self.alive()) == workers
-            except OSError:
-                return False
+            except (OSError, json.JSONDecodeError):
+                return False  # a page that is being made answers with nothing
 
         wait_long(are_there, "the master has its workers")
 
