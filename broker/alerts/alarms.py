@@ -18,7 +18,7 @@ import structlog
 from broker.alerts.backlog import Backlogs, TopicBacklog
 from broker.alerts.channels import Channel, channels
 from broker.alerts.core.alarms import Alarm, AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
-from broker.alerts.core.shard_copies import CopyReadings, ShardCopies
+from broker.alerts.core.shard_copies import CopyReadings, KnowsCopies
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
@@ -51,7 +51,7 @@ class AlarmWatch(RequestFamily):
         store_state: Callable[[], StoreState],
         loss: Callable[[], RecordLoss],
         full_windows: Callable[[], Sequence[QueueKey]],
-        copies: Callable[[], ShardCopies | None],
+        copies: KnowsCopies,
     ) -> None:
         self.alarms = Alarms(section.cooldown_s)
         self.channels: list[Channel] = []
@@ -206,7 +206,7 @@ class AlarmWatch(RequestFamily):
             )
             name = f"{key.group}@{key.topic}/{key.queue_id}"
             yield Reading(AlarmKey(SHARED_WINDOW, name), 1, 1, text)
-        copies = self._copies()
+        copies = self._copies.copies()
         if copies is not None:
             yield from self._copy_readings.of(copies, now)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from broker.alerts.alarms import AlarmWatch
 from broker.alerts.backlog import Backlogs
-from broker.alerts.core.shard_copies import ShardCopies
+from broker.alerts.core.shard_copies import KnowsCopies
 from broker.alerts.statistics_calls import BusySegment, StatisticsRequests
 from broker.app.calls import BrokerCalls, Identity
 from broker.app.lead_fence import fenced
@@ -79,7 +79,7 @@ class Broker:
     `busy_segments` is what is read from the disk now, `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
     `is_fenced`: other copies of the log may lead, so that every request asks the store first;
-    `copies` is what is known of them, None = there are none.
+    `copies` says what is known of them.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
 
@@ -97,10 +97,9 @@ class Broker:
         settings: BrokerSection,
         alarms: AlarmsSection,
         security: ServerSecurity | None,
+        copies: KnowsCopies,
+        is_fenced: bool,
         clock_ms: ClockMs = now_ms,
-        *,
-        is_fenced: bool = False,
-        copies: Callable[[], ShardCopies | None] = lambda: None,
     ) -> None:
         table = topics.table
         record_max_bytes = identity.record_max_bytes

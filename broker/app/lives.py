@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from broker.alerts.core.shard_copies import ShardCopies
+from broker.alerts.core.shard_copies import KnowsCopies, OneCopy
 from broker.app.calls import Identity
 from broker.app.compose import Broker
 from broker.app.engine import StorageEngine, engine_of
@@ -44,7 +43,7 @@ class Starting(Protocol):
 class Life(NamedTuple):
     """One life of a broker over an open store: until `ending`, or until its shard is `lost`.
 
-    `epoch` is that of a leader with copies, 0 = there are none; `copies` is what it knows of them.
+    `epoch` is that of a leader with copies, 0 = there are none; `copies` knows of them.
     """
 
     config: Config
@@ -55,7 +54,7 @@ class Life(NamedTuple):
     beside: Starting | None
     advertised_host: str
     epoch: int
-    copies: Callable[[], ShardCopies | None]
+    copies: KnowsCopies
 
 
 class Lives:
@@ -122,7 +121,7 @@ class Lives:
             topics.load(accept_backup)
         await loop.run_in_executor(None, store.open)
         try:
-            life = Life(config, engine, topics, ending, lost, beside, advertised_host, 0, lambda: None)
+            life = Life(config, engine, topics, ending, lost, beside, advertised_host, 0, OneCopy())
             await self._live_over(life)
             if lost.done():
                 # Who has the shard by now accounts for what it found.
@@ -138,7 +137,7 @@ class Lives:
         table: TopicTable,
         epoch: int,
         ending: asyncio.Event,
-        copies: Callable[[], ShardCopies | None],
+        copies: KnowsCopies,
     ) -> None:
         """Serve over an open store that leads its copies in `epoch`, until `ending`. Raises HoldMQError."""
         lost: asyncio.Future[ShardLostError] = asyncio.get_running_loop().create_future()
@@ -172,8 +171,8 @@ class Lives:
             settings,
             config.alarms,
             self._security,
+            life.copies,
             is_fenced=engine.replicated is not None,
-            copies=life.copies,
         )
         await loop.run_in_executor(None, broker.load, accept_backup)
         try:

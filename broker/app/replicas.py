@@ -13,7 +13,8 @@ from broker.alerts.leaderless import LeaderlessWatch
 from broker.app.lives import Lives
 from broker.app.replica_home import ReplicaHome
 from broker.replication.agent import ReplicaAgent, boot_time
-from broker.replication.core.replica import ReplicaRole
+from broker.replication.core.leading import Leading
+from broker.replication.core.replica import Replica, ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
 from broker.replication.peers import Peers
 from broker.replication.requests import ReplicaRequests
@@ -126,19 +127,38 @@ class ReplicaProcess:
         if core is None:
             return False, "its log is being opened"
         if core.role is ReplicaRole.LEADING and core.leading is not None and core.leading.is_serving:
-            return (True, "it leads") if self._lives.serving else (False, "it leads, and opens")
+            return self._leading_state(core, core.leading)
         if core.role is ReplicaRole.COPYING and core.log.is_whole:
             if core.state is not None and self.agent.replica in core.state.in_sync:
                 return True, f"it has what {core.leader} has"
             return False, f"it catches up with {core.leader}"
         return False, f"it is {core.role.value}"
 
+    def _leading_state(self, core: Replica, leading: Leading) -> tuple[bool, str]:
+        """Readiness of a leader: a client that comes to it is served."""
+        if not self._lives.serving:
+            return False, "it leads, and opens"
+        now = boot_time()
+        if not core.lease.is_valid(now):
+            return False, (
+                "it leads, and hands nothing out: its lease of the lead has run out; look after the "
+                "coordinator"
+            )
+        wanted, found = self._config.replication.min_in_sync, leading.following(now)
+        if found < wanted:
+            return False, (
+                f"it leads, and acknowledges nothing: {found} of the {wanted} replicas that "
+                "replication.min_in_sync wants have what it has; holdmq replica list says which are missing"
+            )
+        return True, "it leads"
+
     def _is_leaderless(self) -> bool:
         core = self.agent.core
         return core is not None and core.is_leaderless(boot_time())
 
-    def _copies(self) -> ShardCopies | None:
-        """What this replica knows of the copies while it leads; None = it does not."""
+    # broker.alerts.core.shard_copies.KnowsCopies
+
+    def copies(self) -> ShardCopies | None:
         core = self.agent.core
         leading = None if core is None else core.leading
         if leading is None or not leading.is_serving:
@@ -163,7 +183,7 @@ class ReplicaProcess:
             return
         self.home.take()
         self._ending = asyncio.Event()
-        life = self._lives.lead(self._config, engine, table, epoch, self._ending, self._copies)
+        life = self._lives.lead(self._config, engine, table, epoch, self._ending, self)
         self._life = asyncio.get_running_loop().create_task(life, name=f"lead in epoch {epoch}")
         self._life.add_done_callback(self._lived)
 

@@ -38,6 +38,7 @@ from broker.replication.core.actions import (
 )
 from broker.replication.core.log_view import LogView
 from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome, FetchGrant, Refused
+from broker.replication.core.recurring_fault import RecurringFault
 from broker.replication.core.replica import Replica, ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
 from broker.replication.peers import NO_BYTES, PeerAnswer, Peers
@@ -104,6 +105,7 @@ class ReplicaAgent:
         self._failed = asyncio.Event()
         self._role: ReplicaRole | None = None
         self._random = SystemRandom()
+        self._unreadable, self._unheld = RecurringFault(), RecurringFault()
         self.failovers = 0
         self.bytes_copied = self.bytes_served = 0
 
@@ -422,8 +424,10 @@ class ReplicaAgent:
         try:
             snapshot: ShardSnapshot | None = await self._coordinator.read()
         except HoldMQError as error:
-            log.warning("the shard's state cannot be read", replica=self.replica, reason=str(error))
+            self._failed_again(self._unreadable, "the shard's state cannot be read", error)
             snapshot = None
+        else:
+            self._is_over(self._unreadable, "the shard's state can be read again")
         assert self._core is not None
         self._log_moved()
         self._do(self._core.was_read(boot_time(), snapshot))
@@ -447,9 +451,10 @@ class ReplicaAgent:
             try:
                 acquisition = await self._coordinator.hold(self._settings.ttl_s) or ""
             except HoldMQError as error:
-                log.warning("the lease of the lead has no answer", replica=self.replica, reason=str(error))
+                self._failed_again(self._unheld, "the lease of the lead has no answer", error)
                 acquisition = ""
             else:
+                self._is_over(self._unheld, "the lease of the lead has answers again")
                 self._acquisition = acquisition
         assert self._core is not None
         self._do(self._core.was_held(boot_time(), sent_at, acquisition))
@@ -463,6 +468,20 @@ class ReplicaAgent:
                 await self._coordinator.release(acquisition)
             except HoldMQError as error:
                 log.warning("the lease of the lead ends by itself", replica=self.replica, reason=str(error))
+
+    def _failed_again(self, fault: RecurringFault, what: str, error: HoldMQError) -> None:
+        """Log an attempt that failed, unless the one before did a moment ago."""
+        news = fault.failed(boot_time())
+        if news is not None:
+            for_s = round(news.lasted_s, 1)
+            log.warning(what, replica=self.replica, reason=str(error), failures=news.failures, for_s=for_s)
+
+    def _is_over(self, fault: RecurringFault, what: str) -> None:
+        """Log an attempt that succeeded, if the one before failed."""
+        news = fault.succeeded(boot_time())
+        if news is not None:
+            after_s = round(news.lasted_s, 1)
+            log.info(what, replica=self.replica, failures=news.failures, after_s=after_s)
 
     async def _watch(self) -> None:
         seen = ShardSnapshot(None, 0, "")

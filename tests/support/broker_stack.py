@@ -16,6 +16,7 @@ import state_in_log
 import tested_engine
 from any_disk import ANY_DISK
 
+from broker.alerts.core.shard_copies import OneCopy
 from broker.app.calls import Identity
 from broker.app.compose import Broker, now_ms
 from broker.app.engine import KeptInLog, OpenableStore
@@ -207,7 +208,9 @@ async def _serve(
         BrokerSection(**overrides),  # type: ignore[arg-type]
         AlarmsSection(),
         None,
-        clock_ms,
+        OneCopy(),
+        is_fenced=False,
+        clock_ms=clock_ms,
     )
     await asyncio.to_thread(broker.load)
     broker.start()

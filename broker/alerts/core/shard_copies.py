@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from broker.alerts.core.alarms import AlarmKey, Reading
 
@@ -20,6 +20,20 @@ class ShardCopies(NamedTuple):
     replicas: tuple[str, ...]
     in_sync: frozenset[str]
     behind_s: Mapping[str, float]
+
+
+class KnowsCopies(Protocol):
+    """Says what is known of the copies of a broker's shard."""
+
+    def copies(self) -> ShardCopies | None:
+        """Give them as their leader sees them now; None = there is one copy, or another replica leads."""
+
+
+class OneCopy:
+    """A shard of one copy: none lags, and none is missing."""
+
+    def copies(self) -> ShardCopies | None:
+        return None
 
 
 class CopyReadings:

@@ -51,6 +51,7 @@ class Copying:
         self._heard_at = now
         self._asked: tuple[int, int] = (-1, -1)
         self._is_changing_log = False
+        self._is_trusting = False
 
     def begin(self) -> list[Action]:
         """Say hello to the leader."""
@@ -100,7 +101,7 @@ class Copying:
     def was_cut(self, now: float, log: LogView) -> list[Action]:
         """The log was cut or started over."""
         self._heard_at = now
-        self._is_changing_log = False
+        self._is_changing_log = self._is_trusting = False
         self._log = log
         self.position = log.written
         return self._fetch()
@@ -112,6 +113,8 @@ class Copying:
     def log_moved(self, now: float, log: LogView) -> list[Action]:
         """What was fetched is written, or durable."""
         self._log = log
+        if log.is_whole:
+            self._is_trusting = False
         if not self.is_fetching or self._is_changing_log:
             return []
         return [*self._confirm(), *self._fetch()]
@@ -157,8 +160,9 @@ class Copying:
             self.position += size
             actions.append(TakeBytes(grant.position))
         self._confirmed = max(self._confirmed, grant.confirmed)
-        if grant.is_whole and not self._log.is_whole:
-            self._log = self._log._replace(is_whole=True)
+        if grant.is_whole and not self._log.is_whole and not self._is_trusting:
+            # It is noted on disk: until the log shows it, every further answer says the same.
+            self._is_trusting = True
             actions.append(Trust())
         self.take_over = self.take_over or grant.take_over
         return [*actions, *self._confirm(), *self._fetch()]

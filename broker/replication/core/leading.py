@@ -312,6 +312,13 @@ class Leading:
         level = max(state.format_level, min(levels))
         return ShardState(self.epoch, self._replica, tuple(in_sync), level, confirmed)
 
+    def following(self, now: float) -> int:
+        """Count the members that have what this log has, or had `lag_s` ago; this replica is one."""
+        return sum(
+            member == self._replica or not self._is_behind(member, now)
+            for member in self.membership.state.in_sync
+        )
+
     def _is_behind(self, member: str, now: float) -> bool:
         copy = self.copies.get(member)
         if copy is None:

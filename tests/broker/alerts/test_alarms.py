@@ -50,7 +50,7 @@ class Watched:
         self.state = StoreState(True, "")
         self.loss = NO_LOSS
         self.full: list[QueueKey] = []
-        self.copies: ShardCopies | None = None
+        self.known: ShardCopies | None = None
         self.watch = AlarmWatch(
             section,
             "broker-0",
@@ -58,9 +58,12 @@ class Watched:
             lambda: self.state,
             lambda: self.loss,
             lambda: self.full,
-            lambda: self.copies,
+            self,
         )
         self.watch.start()
+
+    def copies(self) -> ShardCopies | None:
+        return self.known
 
     async def look(self) -> dict[tuple[str, str], AlarmRow]:
         """The alarms after one round."""
@@ -217,14 +220,14 @@ async def test_a_full_window_of_a_shared_group_raises_an_alarm(watched: Callable
 async def test_a_leader_raises_alarms_for_its_copies(watched: Callable[..., Watched]) -> None:
     it = watched(replica_lag_s=5, copies_missing_s=0)
     all_three = ShardCopies("broker-0", ("a", "b", "c"), frozenset("abc"), {"b": 0.1, "c": 4.9})
-    it.copies = all_three
+    it.known = all_three
     assert await it.look() == {}
-    it.copies = all_three._replace(in_sync=frozenset("a"), behind_s={"b": 5.5, "c": 0})
+    it.known = all_three._replace(in_sync=frozenset("a"), behind_s={"b": 5.5, "c": 0})
     found = await it.look()
     assert found.keys() == {("replica_lag", "b"), ("one_copy_left", "broker-0")}
     assert found["one_copy_left", "broker-0"].text.endswith("start b, c")
     # Who leads no more knows nothing of copies.
-    it.copies = None
+    it.known = None
     assert await it.look() == {}
 
 

@@ -44,3 +44,18 @@ def test_a_copy_joins_with_what_was_decided_to_be_confirmed_not_with_what_shows(
     assert not joins(leading.tick(0.5)), "it lacks what is, or will be, acknowledged"
     leading.fetch(0.6, "c", 3, CopyFetch(3, 1, 300, 300))
     assert joins(leading.tick(0.7))
+
+
+def test_who_follows_is_a_member_that_was_level_a_moment_ago() -> None:
+    settings = ReplicaSettings(2)
+    membership = InSyncSet(ShardState(3, "a", ("a", "b"), 1), 7)
+    leading = Leading(settings, "a", membership, LeadLease(settings), "x", view(100, 0), 0.0)
+    assert leading.following(0.1) == 2, "a member has time to say hello"
+    assert leading.following(settings.lag_s + 0.1) == 1
+    leading.hello(4.0, "b", hello(1))
+    leading.hello(4.0, "c", hello(1))
+    assert leading.following(4.0) == 1, "hello says nothing of what it has"
+    for number, peer in enumerate("bc"):
+        leading.fetch(4.1, peer, number, CopyFetch(3, 1, 100, 100))
+    assert leading.following(4.2) == 2, "c is no member"
+    assert leading.following(4.2 + settings.lag_s) == 1
