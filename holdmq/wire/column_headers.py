@@ -18,6 +18,7 @@ are encoded as in the record (`holdmq.record.properties`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from holdmq.errors import WireError
@@ -56,13 +57,15 @@ class PullColumnsRequest(Header):
     """Read columns of many queues; `queues` are ColumnQueue rows. Never held.
 
     `max_bytes` bounds the records that are looked at. `tags`: only messages with one of these; None = all.
-    What a paused topic keeps is read, too: a pause is for consumers.
+    What a paused topic keeps is read, too: a pause is for consumers. `replica_reads`:
+    holdmq.wire.replica_reads.
     """
 
     queues: list[ColumnQueue]
     columns: list[str]
     max_bytes: int
     tags: list[str] | None = None
+    replica_reads: int = 0
 
 
 @header
@@ -70,12 +73,14 @@ class PullColumnsResponse(Header):
     """Rows are PulledQueue, for the queues that there was room for, in the order of their rows in the body.
 
     `records` are the rows of a queue. No rows and a `next_offset` past the one asked for: the tags left
-    nothing of what was read.
+    nothing of what was read. `replica` and `at_replica` are as in PullResponse.
     """
 
     queues: list[PulledQueue]
     log_epoch: int
     buffers: list[int]
+    replica: str = ""
+    at_replica: list[int] = field(default_factory=list)
 
 
 def split_buffers(body: memoryview, columns: Sequence[str], lengths: Sequence[int]) -> list[memoryview]:

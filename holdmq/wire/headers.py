@@ -28,6 +28,8 @@ class HelloRequest(Header):
     """The first request of a connection. `role`: client, gateway, broker, console, stats.
 
     With an access key it is sent twice: `proof` is empty first, then what holdmq.wire.auth says.
+    `reads_replica`: it comes to read, whether the peer leads its shard or not; a replica that does not lead
+    refuses all others with NOT_LEADER.
     """
 
     protocol_version: int
@@ -37,6 +39,7 @@ class HelloRequest(Header):
     access_key: str = ""
     nonce: bytes = b""
     proof: bytes = b""
+    reads_replica: bool = False
 
 
 @header
@@ -147,6 +150,7 @@ class PullRequest(Header):
 
     `group` "" = read for nobody. A member of a clustering group gives its name and `generations`, one per
     queue: those of the leases under which it reads (older ones: GROUP_FENCED for their queue).
+    `replica_reads`: holdmq.wire.replica_reads.
     """
 
     queues: list[PullQueue]
@@ -155,14 +159,21 @@ class PullRequest(Header):
     filter_id: int | None = None
     group: str = ""
     generations: list[int] = field(default_factory=list)
+    replica_reads: int = 0
 
 
 @header
 class PullResponse(Header):
-    """Body: the records of each queue one after the other, in the order of `queues`."""
+    """Body: the records of each queue one after the other, in the order of `queues`.
+
+    `at_replica`: indices of the rows whose queues are to be asked for at `replica` (host:port) next. An
+    answer of that replica names itself for those that it has more of; the others are the leader's again.
+    """
 
     queues: list[PulledQueue]
     log_epoch: int
+    replica: str = ""
+    at_replica: list[int] = field(default_factory=list)
 
 
 class FilterTerm(NamedTuple):

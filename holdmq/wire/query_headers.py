@@ -1,6 +1,8 @@
 """Typed headers of look-ups of messages: by id, by key, at a time, and backwards.
 
-Bodies hold whole records as they lie in the log, one after the other.
+Bodies hold whole records as they lie in the log, one after the other. With `replica_reads`
+(holdmq.wire.replica_reads) a request may be refused with ASK_REPLICA, whose `replica` is where to ask: what
+it wants has left the leader's memory.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ class MessageGetRequest(Header):
     """
 
     message_id: str
+    replica_reads: int = 0
 
 
 @header
@@ -34,6 +37,7 @@ class MessageFindRequest(Header):
     end_ms: int | None = None
     before: int | None = None
     max_count: int = 64
+    replica_reads: int = 0
 
 
 @header
@@ -54,6 +58,7 @@ class MessageBackwardsRequest(Header):
     """Messages of a queue before an offset (None = its end), newest first.
 
     `tag_filter`: an exact tag or an MQTT filter over the tag. At most `max_count` messages are looked at.
+    `position`: about where in the log `offset` lies, None = not known.
     """
 
     topic: str
@@ -62,6 +67,8 @@ class MessageBackwardsRequest(Header):
     max_count: int = 64
     max_bytes: int = 1 << 20
     tag_filter: str | None = None
+    replica_reads: int = 0
+    position: int | None = None
 
 
 @header

@@ -42,7 +42,8 @@ class ReplicaHelloRequest(Header):
     """A copy begins to follow; rows of `epochs` are EpochRow.
 
     `end`: behind the last byte that it would acknowledge; `is_whole` False: it may lack bytes that it has
-    acknowledged. `session` is of this hello alone.
+    acknowledged. `session` is of this hello alone. `read_address`: where clients may read from the copy, ""
+    = nowhere.
     """
 
     shard: str
@@ -55,6 +56,7 @@ class ReplicaHelloRequest(Header):
     confirmed: int
     is_whole: bool
     format_level: int
+    read_address: str = ""
 
 
 @header

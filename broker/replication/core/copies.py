@@ -21,7 +21,7 @@ class CopyProgress:
 
     `acknowledged` begins at what it had in common with the leader when it said hello, -1 before the
     first fetch: what it acknowledged in an earlier session counts for nothing, as its disk may have
-    been emptied since.
+    been emptied since. `read_address`: where clients may read from it, "" = nowhere.
     """
 
     __slots__ = (
@@ -33,11 +33,19 @@ class CopyProgress:
         "is_whole",
         "level_at",
         "peer",
+        "read_address",
         "session",
     )
 
     def __init__(
-        self, peer: str, session: int, is_whole: bool, format_level: int, level_at: float, now: float
+        self,
+        peer: str,
+        session: int,
+        is_whole: bool,
+        format_level: int,
+        level_at: float,
+        now: float,
+        read_address: str = "",
     ) -> None:
         self.peer = peer
         self.session = session
@@ -46,6 +54,7 @@ class CopyProgress:
         self.format_level = format_level
         self.held: HeldFetch | None = None
         self.level_at = level_at
+        self.read_address = read_address
         self._mark_position = -1
         self._mark_at = now
 

@@ -34,7 +34,14 @@ class Copying:
     """
 
     def __init__(
-        self, settings: ReplicaSettings, leader: str, epoch: int, session: int, log: LogView, now: float
+        self,
+        settings: ReplicaSettings,
+        leader: str,
+        epoch: int,
+        session: int,
+        log: LogView,
+        now: float,
+        read_address: str = "",
     ) -> None:
         self.leader = leader
         self.epoch = epoch
@@ -43,6 +50,7 @@ class Copying:
         self.is_fetching = False
         self._settings = settings
         self._session = session
+        self._read_address = read_address
         self._log = log
         self._leader_epochs: CopyWelcome | None = None
         self.position = log.written
@@ -65,8 +73,20 @@ class Copying:
             log.confirmed,
             log.is_whole,
             self._settings.format_level,
+            self._read_address,
         )
         return [Say(self.leader, hello)]
+
+    def may_read(self, now: float) -> bool:
+        """Whether this copy knows its leader's epoch, follows it, and has heard of it lately."""
+        return (
+            self.is_fetching
+            and not self._is_changing_log
+            and not self.ended_why
+            and not self.take_over
+            and self._log.last_epoch == self.epoch
+            and now - self._heard_at <= self._settings.lag_s
+        )
 
     def tick(self, now: float) -> list[Action]:
         """A leader that does not answer is left alone until the state has been read again."""

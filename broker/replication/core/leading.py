@@ -90,7 +90,13 @@ class Leading:
         before = self.copies.get(peer)
         level_at = self._began_at if before is None else before.level_at
         self.copies[peer] = CopyProgress(
-            peer, hello.session, hello.is_whole and is_same, hello.format_level, level_at, now
+            peer,
+            hello.session,
+            hello.is_whole and is_same,
+            hello.format_level,
+            level_at,
+            now,
+            hello.read_address,
         )
         welcome = CopyWelcome(
             self.epoch, log.store_id, hello.session, tuple(log.epochs), log.first, log.written
@@ -148,6 +154,21 @@ class Leading:
                 self.has_handed_over and copy.peer == self.switching_to,
             ),
         )
+
+    def readable(self, now: float) -> list[CopyProgress]:
+        """Copies that clients may be sent to, by id: members for sure, whole, level a moment ago."""
+        if not self.is_serving or not self.membership.is_settled:
+            return []
+        members = self.membership.state.in_sync
+        found = [
+            copy
+            for copy in self.copies.values()
+            if copy.read_address
+            and copy.is_whole
+            and copy.peer in members
+            and not copy.is_behind(now, self._settings.lag_s)
+        ]
+        return sorted(found, key=lambda copy: copy.peer)
 
     # What is confirmed
 

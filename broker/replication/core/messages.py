@@ -19,7 +19,7 @@ class CopyHello(NamedTuple):
     `epoch`: the leader's, as the copy read it; `end`: behind the last byte that the copy would acknowledge;
     `confirmed`: what the copy knows to be confirmed; `is_whole` False: the copy may lack bytes that it has
     acknowledged before (its disk was emptied, or lost power under async); `format_level`: the highest
-    that it can.
+    that it can; `read_address`: where clients may read from it, "" = nowhere.
     """
 
     epoch: int
@@ -30,6 +30,7 @@ class CopyHello(NamedTuple):
     confirmed: int
     is_whole: bool
     format_level: int
+    read_address: str = ""
 
 
 class CopyWelcome(NamedTuple):

@@ -64,7 +64,8 @@ class Replica:
     """The core of one replica. Each method returns the actions to do, in order; their answers come as calls.
 
     `replicas` are all replicas of the shard, this one too; the first is who founds it. `new_session`
-    gives a number that no earlier session of this replica had. `now` is a clock that never goes back
+    gives a number that no earlier session of this replica had; `read_address` is where clients may read
+    from it while it copies, "" = nowhere. `now` is a clock that never goes back
     and counts while the machine sleeps, in seconds.
     """
 
@@ -75,6 +76,7 @@ class Replica:
         replicas: Sequence[str],
         log: LogView,
         new_session: Callable[[], int],
+        read_address: str = "",
     ) -> None:
         self.role = ReplicaRole.WAITING
         self.state: ShardState | None = None
@@ -86,6 +88,7 @@ class Replica:
         self._replicas = tuple(replicas)
         self.log = log
         self._new_session = new_session
+        self._read_address = read_address
         self._founding: Founding | None = None
         self._is_reading = False
         self._is_news_missed = False
@@ -114,6 +117,26 @@ class Replica:
             and leading is not None
             and leading.is_serving
             and self.lease.is_valid(now)
+        )
+
+    def may_read(self, now: float) -> bool:
+        """Whether clients may read here, up to what this copy knows to be confirmed, though another leads.
+
+        No clock decides what they read: what is confirmed stays. Any doubt sends them back to the leader all
+        the same, as it alone knows what was deleted or paused, and who may read.
+        """
+        copying, state = self.copying, self.state
+        return (
+            self.role is ReplicaRole.COPYING
+            and copying is not None
+            and state is not None
+            and (state.leader, state.epoch) == (copying.leader, copying.epoch)
+            and self._replica in state.in_sync
+            and self.log.is_whole
+            and not self._is_changing_log
+            and self._free_since is None
+            and now - self._read_ok_at <= self._settings.ttl_s
+            and copying.may_read(now)
         )
 
     @property
@@ -294,7 +317,15 @@ class Replica:
         if now < self._rests_until or not self.log.is_settled:
             return []
         self.role = ReplicaRole.COPYING
-        self.copying = Copying(self._settings, state.leader, state.epoch, self._new_session(), self.log, now)
+        self.copying = Copying(
+            self._settings,
+            state.leader,
+            state.epoch,
+            self._new_session(),
+            self.log,
+            now,
+            self._read_address,
+        )
         return self.copying.begin()
 
     def _must_stand(self, now: float, state: ShardState) -> bool:
