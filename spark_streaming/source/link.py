@@ -8,9 +8,11 @@ are reused from task to task; its connections live on an event loop in a thread 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import structlog
@@ -23,7 +25,7 @@ from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest, PullColumnsResponse, split_buffers
-from holdmq.wire.header import rows
+from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
     BrokerRow,
     PulledQueue,
@@ -40,6 +42,14 @@ from spark_streaming.source.offsets import SourceBounds
 
 ASK_TIMEOUT_S: Final = 2.0
 """How long planning waits for a registry or broker: an absent one is left out of this batch."""
+LOST_TIMEOUT_S: Final = 0.25
+"""How long the connection to a broker is waited for that was silent the last time, too: it is made in the
+background, and every plan that waited for it would delay the queues of all others."""
+SEEK_MIN_S: Final = 0.25
+"""How long a broker that has copies may keep a question until registries are asked who leads: tenfold what an
+answer takes."""
+SEEK_MAX_S: Final = 1.0
+"""Between two questions to registries, while an answer does not come."""
 PULL_TIMEOUT_S: Final = 10.0
 """How long one PULL may take before it is asked again: a cold read of 8 MiB takes a fraction of it."""
 PULL_MAX_BYTES: Final = 8 << 20
@@ -153,13 +163,14 @@ class ClusterLink:
     ) -> tuple[dict[str, T], tuple[str, ...]]:
         """Ask every broker with wanted topics; its answer, or its name among those that gave none."""
         await self._refresh_routes()
-        await self._seek_leaders(list(self._silent_since))
+        await self._ask_who_leads(self._registries[1:], list(self._silent_since))
         wanted = {
             broker: [topic for topic in topics if is_wanted(topic)] for broker, topics in self._topics.items()
         }
         asked = [broker for broker, topics in wanted.items() if topics]
         answers = await asyncio.gather(
-            *(ask(broker, wanted[broker]) for broker in asked), return_exceptions=True
+            *(self._led(broker, partial(ask, broker, wanted[broker])) for broker in asked),
+            return_exceptions=True,
         )
         found: dict[str, T] = {}
         silent = []
@@ -197,7 +208,7 @@ class ClusterLink:
     async def _offsets_of(self, broker: str, topic: str, store_ms: int) -> dict[TopicQueue, int]:
         request = OffsetAtRequest(topic, store_ms)
         try:
-            reply = await self._broker(broker).call(RequestCode.OFFSET_AT, request, PULL_TIMEOUT_S)
+            reply = await self._call(broker, RequestCode.OFFSET_AT, request, PULL_TIMEOUT_S)
         except RemoteError as error:
             if error.code == Code.TOPIC_UNKNOWN:
                 return {}  # deleted since the registry listed it
@@ -221,23 +232,56 @@ class ClusterLink:
         if not self._brokers:
             raise failure
 
-    async def _seek_leaders(self, lost: Iterable[str]) -> None:
-        """Ask the other registries for the leaders of brokers that have copies and are lost."""
-        others = self._registries[1:]
-        if not others or not any(map(self._leads.epoch, lost)):
-            return
-        request = RouteGetRequest([])
-        answers = await asyncio.gather(
-            *(self._registry(other).call(RequestCode.ROUTE_GET, request, ASK_TIMEOUT_S) for other in others),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, Reply):
-                newer = self._leads.newer(rows(BrokerRow, answer.header(RouteGetResponse).brokers))
-                for name, row in newer.items():
-                    self._brokers[name].set_address(row.address)
-            elif not isinstance(answer, HoldMQError):
-                raise answer
+    async def _ask_who_leads(self, registries: Iterable[str], lost: Iterable[str]) -> None:
+        """Ask registries for the leaders of brokers that have copies and are lost."""
+        if any(map(self._leads.epoch, lost)):
+            await asyncio.gather(*map(self._follow_leaders, registries))
+
+    async def _follow_leaders(self, registry: str) -> None:
+        client = self._registry(registry)
+        try:
+            await client.connected(LOST_TIMEOUT_S)
+            reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest([]), ASK_TIMEOUT_S)
+        except HoldMQError:
+            return  # another one may answer; that none does is said by `_refresh_routes`
+        for name, row in self._leads.newer(rows(BrokerRow, reply.header(RouteGetResponse).brokers)).items():
+            self._brokers[name].set_address(row.address)
+
+    async def _led(self, broker: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the leader of a broker, and whoever comes to lead it before the answer.
+
+        An old leader may be gone, or cut off with its connections open: while it says nothing, registries are
+        asked, and the one they name is asked the same. Raises TransportError, RemoteError.
+        """
+        if not self._leads.epoch(broker):
+            return await ask()
+        seeking = self._loop.create_task(self._seek(broker), name=f"leader of {broker}")
+        try:
+            while True:
+                address = self._broker(broker).address
+                try:
+                    return await ask()
+                except TransportError:
+                    if self._broker(broker).address == address:
+                        raise
+        finally:
+            seeking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await seeking
+
+    async def _seek(self, broker: str) -> None:
+        """Ask all registries again and again who leads."""
+        pause_s = SEEK_MIN_S
+        while True:
+            await asyncio.sleep(pause_s)
+            await self._ask_who_leads(tuple(self._registries), [broker])
+            pause_s = min(2 * pause_s, SEEK_MAX_S)
+
+    async def _call(self, broker: str, code: RequestCode, header: Header, timeout_s: float) -> Reply:
+        client = self._broker(broker)
+        is_lost = broker in self._silent_since and client.connection is None
+        connection = await client.connected(LOST_TIMEOUT_S if is_lost else ASK_TIMEOUT_S)
+        return await connection.call(code, header, timeout_s)
 
     async def _routes_of(self, registry: str) -> tuple[list[BrokerRow], list[RouteRow]]:
         """All pages; what changes between them is seen by the next plan."""
@@ -275,7 +319,7 @@ class ClusterLink:
 
     async def _bounds(self, broker: str, topics: list[str]) -> QueueBoundsResponse:
         request = QueueBoundsRequest(topics)
-        reply = await self._broker(broker).call(RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S)
+        reply = await self._call(broker, RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S)
         return reply.header(QueueBoundsResponse)
 
     def _broker(self, broker: str) -> Client:
@@ -291,12 +335,13 @@ class ClusterLink:
         if client is None or client.connection is None or broker in self._silent_since:
             # Not connected yet, lost, or silent: it may be somewhere else by now.
             await self._refresh_routes()
-            await self._seek_leaders([broker] if broker in self._silent_since else [])
-            client = self._broker(broker)
+            lost = [broker] if broker in self._silent_since else []
+            await self._ask_who_leads(self._registries[1:], lost)
         request = PullColumnsRequest(list(queues), list(columns), PULL_MAX_BYTES, tags)
         try:
-            connection = await client.connected(ASK_TIMEOUT_S)
-            reply = await connection.call(RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
+            reply = await self._led(
+                broker, partial(self._call, broker, RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
+            )
         except TransportError:
             self._unheard(broker)
             raise

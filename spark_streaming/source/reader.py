@@ -33,7 +33,14 @@ from pyspark.sql.types import StructType
 from holdmq.errors import TransportError, UsageError
 from holdmq.message import TopicQueue
 from spark_streaming.source.columns import arrow_schema, asked_of, build_batch, spark_schema
-from spark_streaming.source.link import ClusterLink, ColumnPuller, Positions, Snapshot, link_to
+from spark_streaming.source.link import (
+    ASK_TIMEOUT_S,
+    ClusterLink,
+    ColumnPuller,
+    Positions,
+    Snapshot,
+    link_to,
+)
 from spark_streaming.source.offsets import (
     LOST,
     OffsetRange,
@@ -149,7 +156,7 @@ def _of_all(link: ClusterLink, ask: Callable[[], A], why: str) -> A:
         found = ask()
         if not found.silent:
             return found
-        if time.monotonic() - began >= link.patience_s(found.silent):
+        if time.monotonic() - began >= max(ASK_TIMEOUT_S, link.patience_s(found.silent)):
             raise TransportError(f"{why} needs every broker, and {', '.join(found.silent)} did not answer")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_MAX_S)

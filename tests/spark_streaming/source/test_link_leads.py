@@ -159,6 +159,40 @@ async def test_a_task_follows_who_leads_without_any_plan(
     await until(cluster.pull, 2)
 
 
+@pytest.mark.parametrize("registry", [0, 1])
+@pytest.mark.parametrize("way", ["plan", "task"])
+async def test_an_old_leader_that_says_nothing_is_not_waited_for_once_another_one_is_known(
+    cluster: Cluster, registry: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(module, "PULL_TIMEOUT_S", 60.0)
+    ask = cluster.end_of_queue if way == "plan" else cluster.pull
+    for at in (0, 1):
+        await cluster.register(at, cluster.old, 3)
+    assert await ask() == 1
+    cluster.old.is_silent = True
+    began = time.monotonic()
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0.1)
+    await cluster.register(registry, cluster.new, 4)
+    assert await asking == 2
+    assert time.monotonic() - began < 30
+
+
+async def test_a_plan_waits_little_for_a_broker_that_has_been_away_before(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.register(0, cluster.old, 0)
+    assert await cluster.end_of_queue() == 1
+    await cluster.old.server.close()
+    monkeypatch.setattr(module, "ASK_TIMEOUT_S", 0.1)
+    assert await cluster.end_of_queue() is None
+    monkeypatch.setattr(module, "ASK_TIMEOUT_S", 60.0)
+    began = time.monotonic()
+    assert await cluster.end_of_queue() is None
+    assert time.monotonic() - began < 30
+
+
 async def test_a_broker_with_copies_is_waited_for(cluster: Cluster) -> None:
     await cluster.register(0, cluster.old, 0)
     await cluster.end_of_queue()
