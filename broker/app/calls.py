@@ -1,4 +1,4 @@
-"""What is asked of a broker as a whole: HELLO, HEARTBEAT, bounds, status, connections."""
+"""What is asked of a broker as a whole: HELLO, HEARTBEAT, bounds, status, connections, replicas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from broker.alerts.core.shard_copies import KnowsCopies
 from broker.app.subscribers import SHOWN_MAX, Subscriptions
 from broker.kernel.request_family import RequestFamily
 from broker.topics.core.table import TopicTable
@@ -26,6 +27,7 @@ from holdmq.wire.headers import (
     QueueBoundsRequest,
     QueueBoundsResponse,
 )
+from holdmq.wire.replica_headers import ReplicaListResponse, ReplicaRow
 from storage.api.store import OrderedStore
 
 
@@ -42,7 +44,7 @@ class BrokerCalls(RequestFamily):
 
     `connections` are all, with what they said in HELLO (None = nothing yet); `numbers` are the broker's
     metrics; `gateway_heard` is told of each HEARTBEAT of a gateway; `subscriptions` are those of each
-    connection in consumer groups.
+    connection in consumer groups; `copies` says where the replicas of its shard are.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class BrokerCalls(RequestFamily):
         numbers: Callable[[], Mapping[str, int | float]],
         gateway_heard: Callable[[Connection], None],
         subscriptions: Callable[[], Subscriptions],
+        copies: KnowsCopies,
     ) -> None:
         self._identity = identity
         self._store = store
@@ -63,6 +66,7 @@ class BrokerCalls(RequestFamily):
         self._numbers = numbers
         self._gateway_heard = gateway_heard
         self._subscriptions = subscriptions
+        self._copies = copies
         self._states: dict[Connection, dict[str, Any]] = {}
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
@@ -71,6 +75,7 @@ class BrokerCalls(RequestFamily):
             RequestCode.QUEUE_BOUNDS: self._queue_bounds,
             RequestCode.BROKER_STATUS: self._status,
             RequestCode.CONNECTION_LIST: self._list_connections,
+            RequestCode.REPLICA_LIST: self._list_replicas,
         }
 
     def closed(self, connection: Connection) -> None:
@@ -123,6 +128,10 @@ class BrokerCalls(RequestFamily):
                 {**self._numbers(), **self._store.numbers()},
             )
         )
+
+    def _list_replicas(self, request: Request) -> None:
+        rows = [ReplicaRow(replica, address) for replica, address in self._copies.addresses.items()]
+        request.reply(ReplicaListResponse(self._copies.replica, rows))
 
     def _list_connections(self, request: Request) -> None:
         rows = []

@@ -204,6 +204,7 @@ class Broker:
             numbers=self.numbers,
             gateway_heard=self.sessions.heard,
             subscriptions=partial(subscriptions, self.groups, self.shared),
+            copies=copies,
         )
         self._progress = Progress(store, self.groups, self.shared)
 

@@ -23,6 +23,7 @@ FREE: Final = frozenset(
         RequestCode.CONNECTION_LIST,
         RequestCode.STATISTICS,
         RequestCode.ALARM_LIST,
+        RequestCode.REPLICA_LIST,
     }
 )
 """Requests that say how this broker is, hand nothing out, or look at the lease by themselves."""

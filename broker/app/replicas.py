@@ -171,6 +171,14 @@ class ReplicaProcess:
             {copy.peer: max(0.0, now - copy.level_at) for copy in leading.copies.values()},
         )
 
+    @property
+    def replica(self) -> str:
+        return self.agent.replica
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        return self._config.replication.addresses()
+
     def numbers(self) -> Mapping[str, int | float]:
         """Gauges and counters of replication; read on any thread."""
         return self.agent.numbers()

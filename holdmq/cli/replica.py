@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
-from holdmq.errors import ConfigError, HoldMQError, UsageError
+from holdmq.errors import ConfigError, UsageError
 from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
+    from holdmq.client.replicas import ShardReplicas, ShardView
     from holdmq.config.model import Config
-    from holdmq.wire.codes import RequestCode
-    from holdmq.wire.header import Header
-    from holdmq.wire.replica_headers import ReplicaStatusResponse
-
-H = TypeVar("H", bound="Header")
-
-CALL_S = 3.0
-SWITCH_S = 10.0
-LOOK_S = 0.1
 
 app = CommandGroup(
     "The copies of a replicated broker: what each has, which one leads, and who is to.", "holdmq replica list"
@@ -38,15 +30,12 @@ def list_(given: Given) -> None:
     The epoch is that of the replica's log: a log of a higher one is the newer one, whatever its end.
     """
     config = _replicated(given.configuration())
-    found = asyncio.run(_statuses(config))
-    is_well = all(not isinstance(status, str) for status in found.values()) and any(
-        not isinstance(status, str) and _hands_out(status) for status in found.values()
-    )
+    view = asyncio.run(_shard(config).view())
     if given.as_json:
-        print_json({"shard": config.broker.name, "ok": is_well, "replicas": _fields(config, found)})
+        print_json({"shard": view.shard, "ok": view.is_well, "replicas": _fields(view)})
     else:
-        _print(config, found)
-    if not is_well:
+        _print(view)
+    if not view.is_well:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -57,11 +46,7 @@ def switch(
 ) -> None:
     """Hand the lead to another replica in sync. Clients see a pause of a second at most."""
     config = _replicated(given.configuration())
-    if to and to not in config.replication.addresses():
-        raise UsageError(
-            f"replication.replicas has no {to!r}, but {', '.join(config.replication.addresses())}"
-        )
-    leader = asyncio.run(_switch(config, to))
+    leader = asyncio.run(_shard(config).switch(to))
     if given.as_json:
         print_json({"shard": config.broker.name, "leader": leader})
     else:
@@ -81,26 +66,20 @@ def promote(
     addresses = config.replication.addresses()
     if replica not in addresses:
         raise UsageError(f"replication.replicas has no {replica!r}, but {', '.join(addresses)}")
-    found = asyncio.run(_statuses(config))
-    for name, status in found.items():
-        if not isinstance(status, str) and status.is_serving:
-            raise UsageError(f"{name} leads {config.broker.name}: use holdmq replica switch")
+    view = asyncio.run(_shard(config).view())
+    if view.leader is not None:
+        raise UsageError(f"{view.leader.replica} leads {view.shard}: use holdmq replica switch")
     if not accept_loss:
-        _print(config, found)
+        _print(view)
         raise UsageError(
             f"whatever lies behind the end of {replica} is lost; a replica that has more begins anew, so "
             "move its data directory away before it is started again; say --accept-loss if that is meant"
         )
-    end = asyncio.run(_promote(config, replica, addresses[replica]))
+    end = asyncio.run(_shard(config).promote(replica))
     if given.as_json:
         print_json({"shard": config.broker.name, "leader": replica, "end": end})
     else:
         say(f"{replica} campaigns for {config.broker.name} with a log of {end} bytes")
-
-
-def _hands_out(status: ReplicaStatusResponse) -> bool:
-    """Whether a replica leads, serves, and is sure that no other one does."""
-    return status.is_serving and status.lease_ms > 0
 
 
 def _replicated(config: Config) -> Config:
@@ -111,88 +90,29 @@ def _replicated(config: Config) -> Config:
     return config
 
 
-async def _ask(config: Config, address: str, code: RequestCode, header: Header, kind: type[H]) -> H:
-    from holdmq.rpc.client import Client
+def _shard(config: Config) -> ShardReplicas:
+    from holdmq.client.replicas import ShardReplicas
     from holdmq.rpc.security import Security
 
-    client = Client(address, "client", f"holdmq-cli-{os.getpid()}", security=Security.of(config))
-    try:
-        return (await client.call(code, header, CALL_S)).header(kind)
-    finally:
-        await client.close()
+    name = f"holdmq-cli-{os.getpid()}"
+    return ShardReplicas(
+        config.broker.name, config.replication.addresses(), name, "client", Security.of(config)
+    )
 
 
-async def _statuses(config: Config) -> dict[str, ReplicaStatusResponse | str]:
-    """What each replica says, or why it says nothing."""
-    from holdmq.wire.codes import RequestCode
-    from holdmq.wire.replica_headers import ReplicaStatusRequest, ReplicaStatusResponse
-
-    async def ask(address: str) -> ReplicaStatusResponse | str:
-        header = ReplicaStatusRequest(config.broker.name)
-        try:
-            return await _ask(config, address, RequestCode.REPLICA_STATUS, header, ReplicaStatusResponse)
-        except HoldMQError as error:
-            return str(error)
-
-    addresses = config.replication.addresses()
-    answers = await asyncio.gather(*(ask(address) for address in addresses.values()))
-    return dict(zip(addresses, answers, strict=True))
-
-
-async def _switch(config: Config, to: str) -> str:
-    """Ask the leader, and wait until the other one leads."""
-    from holdmq.wire.codes import RequestCode
-    from holdmq.wire.replica_headers import ReplicaSwitchRequest, ReplicaSwitchResponse
-
-    found = await _statuses(config)
-    leader = next((name for name, s in found.items() if not isinstance(s, str) and s.is_serving), None)
-    if leader is None:
-        raise UsageError(
-            f"nobody leads {config.broker.name}: holdmq replica list says what each replica does"
-        )
-    if to == leader:
-        return leader
-    header = ReplicaSwitchRequest(config.broker.name, to)
-    address = config.replication.addresses()[leader]
-    answer = await _ask(config, address, RequestCode.REPLICA_SWITCH, header, ReplicaSwitchResponse)
-    deadline = asyncio.get_running_loop().time() + SWITCH_S
-    while asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(LOOK_S)
-        status = (await _statuses(config))[answer.to]
-        if not isinstance(status, str) and status.is_serving:
-            return answer.to
-    raise HoldMQError(f"{answer.to} does not lead after {SWITCH_S:g} s: see holdmq replica list")
-
-
-async def _promote(config: Config, replica: str, address: str) -> int:
-    from holdmq.wire.codes import RequestCode
-    from holdmq.wire.replica_headers import ReplicaPromoteRequest, ReplicaPromoteResponse
-
-    header = ReplicaPromoteRequest(config.broker.name, True)
-    return (await _ask(config, address, RequestCode.REPLICA_PROMOTE, header, ReplicaPromoteResponse)).end
-
-
-def _fields(config: Config, found: dict[str, ReplicaStatusResponse | str]) -> list[dict[str, object]]:
-    from holdmq.wire.header import rows as parsed
-    from holdmq.wire.replica_headers import EpochRow
-
-    answers = [status for status in found.values() if not isinstance(status, str)]
-    # Who knows the highest epoch knows best who is in sync, and its leader before all who have read it.
-    best = max(answers, key=lambda status: (status.epoch, status.is_serving), default=None)
-    members = None if best is None or not best.epoch else set(best.in_sync)
-    behind = _behind_ms(answers)
-    rows: list[dict[str, object]] = []
-    for name, address in config.replication.addresses().items():
-        status = found[name]
-        row: dict[str, object] = {"replica": name, "address": address}
-        if isinstance(status, str):
-            row |= {"role": "unreachable", "reason": status}
+def _fields(view: ShardView) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for one in view.replicas:
+        status = one.status
+        row: dict[str, object] = {"replica": one.replica, "address": one.address}
+        if status is None:
+            row |= {"role": "unreachable", "reason": one.reason}
         else:
             row |= {
                 "role": status.role,
-                "serves": _hands_out(status),
+                "serves": one.serves,
                 "epoch": status.epoch,
-                "log_epoch": max((row.epoch for row in parsed(EpochRow, status.epochs)), default=0),
+                "log_epoch": one.log_epoch,
                 "leader": status.leader,
                 "whole": status.is_whole,
                 "first": status.first,
@@ -200,44 +120,43 @@ def _fields(config: Config, found: dict[str, ReplicaStatusResponse | str]) -> li
                 "confirmed": status.confirmed,
             }
         row |= {
-            "in_sync": None if members is None else name in members,
-            "behind_ms": behind.get(name),
+            "in_sync": one.in_sync,
+            "behind_ms": one.behind_ms,
+            "behind_bytes": one.behind_bytes,
+            "lease_ms": one.lease_ms,
         }
-        rows.append(row)
-    return rows
+        found.append(row)
+    return found
 
 
-def _behind_ms(answers: list[ReplicaStatusResponse]) -> dict[str, int]:
-    """How long ago each copy had all that the leader had, as the leader says it; empty = none leads."""
-    from holdmq.wire.header import rows
-    from holdmq.wire.replica_headers import CopyRow
-
-    leader = next((status for status in answers if status.is_serving), None)
-    return {} if leader is None else {row.replica: row.behind_ms for row in rows(CopyRow, leader.copies)}
-
-
-def _print(config: Config, found: dict[str, ReplicaStatusResponse | str]) -> None:
+def _print(view: ShardView) -> None:
     from rich.console import Console
 
-    table = PlainTable("replica", "role", "in sync", "whole", "epoch", "end", "confirmed", "behind")
-    for row in _fields(config, found):
-        behind_ms = row["behind_ms"]
+    table = PlainTable(
+        "replica", "role", "in sync", "whole", "epoch", "end", "confirmed", "behind", "bytes", "lease"
+    )
+    for one, row in zip(view.replicas, _fields(view), strict=True):
         table.add_row(
-            str(row["replica"]),
+            one.replica,
             str(row["role"]),
-            _word(row["in_sync"]),
+            _word(one.in_sync),
             _word(row.get("whole")),
             str(row.get("log_epoch", "")),
             str(row.get("end", "")),
             str(row.get("confirmed", "")),
-            f"{behind_ms / 1e3:.1f} s" if isinstance(behind_ms, int) else "",
+            "" if one.behind_ms is None else f"{one.behind_ms / 1e3:.1f} s",
+            "" if one.behind_bytes is None else str(one.behind_bytes),
+            "" if one.lease_ms is None else f"{one.lease_ms / 1e3:.1f} s",
         )
     Console().print(table)
-    for name, status in found.items():
-        if isinstance(status, str):
-            say(f"{name} does not answer: {status}")
-        elif status.is_serving and not _hands_out(status):
-            say(f"{name} hands nothing out: its lease of the lead has run out; look after the coordinator")
+    for one in view.replicas:
+        if one.status is None:
+            say(f"{one.replica} does not answer: {one.reason}")
+        elif one.status.is_serving and not one.serves:
+            say(
+                f"{one.replica} hands nothing out: its lease of the lead has run out; look after the "
+                "coordinator"
+            )
 
 
 def _word(value: object) -> str:

@@ -33,6 +33,7 @@ from holdmq.wire.headers import (
     TopicRow,
     TopicStats,
 )
+from holdmq.wire.replica_headers import ReplicaListResponse, ReplicaRow
 
 T = TypeVar("T")
 
@@ -187,6 +188,14 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         return await self._read_all(
             RequestCode.BROKER_STATUS, Empty(), lambda reply: reply.header(BrokerStatusResponse)
         )
+
+    async def replicas(self) -> dict[str, dict[str, str] | HoldMQError]:
+        """Give the replicas of every live broker's shard: id → host:port; none = it has one copy."""
+
+        def read(reply: Reply) -> dict[str, str]:
+            return dict(rows(ReplicaRow, reply.header(ReplicaListResponse).replicas))
+
+        return await self._read_all(RequestCode.REPLICA_LIST, Empty(), read)
 
     async def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
         """List the connections of every live broker."""

@@ -190,6 +190,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.REPLICA_HELLO: _BROKER,
     RequestCode.REPLICA_FETCH: _BROKER,
     RequestCode.REPLICA_TABLES: _BROKER,
+    RequestCode.REPLICA_LIST: _READER,
     RequestCode.REPLICA_STATUS: Needs(READERS | BROKERS),
     RequestCode.REPLICA_SWITCH: _ADMIN,
     RequestCode.REPLICA_PROMOTE: _ADMIN,

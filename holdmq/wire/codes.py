@@ -118,3 +118,4 @@ class RequestCode(IntEnum):
     REPLICA_SWITCH = 163
     REPLICA_PROMOTE = 164
     REPLICA_TABLES = 165
+    REPLICA_LIST = 166

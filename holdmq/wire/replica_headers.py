@@ -1,8 +1,8 @@
 """Typed headers between the replicas of a shard, and of those who look after them.
 
-They go to a replica's own port (`replication.port`), which is open whether it leads or not. Who does not
-lead in that epoch answers NOT_LEADER with `epoch`, the highest that it knows, and `leader`, who leads there
-("" = not known).
+They go to a replica's own port (`replication.port`), which is open whether it leads or not; REPLICA_LIST
+goes to the broker, whose address is in routes. Who does not lead in that epoch answers NOT_LEADER with
+`epoch`, the highest that it knows, and `leader`, who leads there ("" = not known).
 """
 
 from __future__ import annotations
@@ -35,6 +35,24 @@ class CopyRow(NamedTuple):
     behind_ms: int
     is_member: bool
     is_whole: bool
+
+
+class ReplicaRow(NamedTuple):
+    """A replica, and host:port of its own port."""
+
+    replica: str
+    address: str
+
+
+@header
+class ReplicaListResponse(Header):
+    """The replicas of the broker's shard, in the order of its configuration; none = it has one copy.
+
+    Rows are ReplicaRow; `replica` is the one that answers.
+    """
+
+    replica: str
+    replicas: list[ReplicaRow]
 
 
 @header

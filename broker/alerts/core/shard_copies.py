@@ -28,9 +28,23 @@ class KnowsCopies(Protocol):
     def copies(self) -> ShardCopies | None:
         """Give them as their leader sees them now; None = there is one copy, or another replica leads."""
 
+    @property
+    def replica(self) -> str:
+        """Which of the replicas this is; "" = there is one copy."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Where each replica, this one too, answers the others: host:port; empty = there is one copy."""
+
 
 class OneCopy:
     """A shard of one copy: none lags, and none is missing."""
+
+    replica = ""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        return {}
 
     def copies(self) -> ShardCopies | None:
         return None

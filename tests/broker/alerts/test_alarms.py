@@ -62,6 +62,12 @@ class Watched:
         )
         self.watch.start()
 
+    replica = "a"
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {}
+
     def copies(self) -> ShardCopies | None:
         return self.known
 

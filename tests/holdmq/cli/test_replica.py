@@ -60,7 +60,8 @@ def test_a_shard_that_is_well_is_a_row_for_each_replica(shard: ReplicaStack, rep
         is_leader = row["replica"] == leader
         assert (row["role"], row["serves"]) == (("leading", True) if is_leader else ("copying", False))
         assert (row["leader"], row["in_sync"], row["whole"]) == (leader, True, True)
-        assert (row["behind_ms"] is None) == is_leader
+        assert (row["behind_ms"] is None) == (row["behind_bytes"] is None) == is_leader
+        assert (row["lease_ms"] is not None) == is_leader
         assert 0 <= row["first"] <= row["confirmed"] <= row["end"]
 
 
