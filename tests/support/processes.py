@@ -216,15 +216,18 @@ def _engine_settings(directory: Path, overrides: dict[str, Any]) -> dict[str, An
     return tested_engine.storage_settings(directory)
 
 
-def end_all(stacks: list[Stack]) -> None:
-    """End every process; AssertionError if one had ended by itself, or does not exit with 0."""
+def end_all(stacks: list[Stack], first: str = "") -> None:
+    """End every process, those of the service `first` before all others.
+
+    AssertionError if one had ended by itself, or does not exit with 0.
+    """
     problems: list[str] = []
-    for stack in stacks:
-        for name in reversed(list(stack.processes)):
-            ended = stack.processes[name].poll()
-            code = stack.stop(name) if ended is None else ended
-            if code:
-                problems.append(f"{name} ended with exit code {code}:\n{stack.log(name)}")
+    ending = [(stack, name) for stack in stacks for name in reversed(list(stack.processes))]
+    for stack, name in sorted(ending, key=lambda one: one[1] != first):
+        ended = stack.processes[name].poll()
+        code = stack.stop(name) if ended is None else ended
+        if code:
+            problems.append(f"{name} ended with exit code {code}:\n{stack.log(name)}")
     assert not problems, "\n".join(problems)
 
 

@@ -140,6 +140,29 @@ class ReplicaStack:
         except AssertionError:
             raise AssertionError(f"not all are in sync:\n{self.logs()}") from None
 
+    def wait_confirmed(self) -> None:
+        """Wait until all that the leader has appended is confirmed, and all replicas have it."""
+
+        def is_level() -> bool:
+            status = self.status(self.leader())
+            return status is not None and status.confirmed == status.end
+
+        self.wait_in_sync()
+        wait_until(is_level, "all is confirmed", LEADS_S)
+
+    @contextmanager
+    def paused_copies(self) -> Iterator[str]:
+        """Stop every replica but the leader, which this names: it takes what comes and confirms nothing."""
+        leader = self.leader()
+        copies = [self.stacks[name].processes["broker"] for name in self.names if name != leader]
+        try:
+            for copy in copies:
+                copy.send_signal(signal.SIGSTOP)
+            yield leader
+        finally:
+            for copy in copies:
+                copy.send_signal(signal.SIGCONT)
+
     def kill(self, name: str) -> None:
         """kill -9 of a replica."""
         self.stacks[name].stop("broker", signal.SIGKILL)
@@ -169,8 +192,8 @@ class ReplicaStack:
         )
 
     def end(self) -> None:
-        """End every process; AssertionError if one had ended by itself."""
-        end_all([self.stacks[name] for name in reversed(self.names)])
+        """End every process, gateways while they have brokers; AssertionError if one had ended by itself."""
+        end_all([self.stacks[name] for name in reversed(self.names)], "gateway")
 
 
 @contextmanager
