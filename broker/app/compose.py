@@ -33,6 +33,7 @@ from broker.mqtt_shares.requests import ShareMode
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
 from broker.reading.column_pulls import ColumnPulls
+from broker.reading.core.far_reads import NextReads
 from broker.reading.pull import Pull
 from broker.reading.queries import Queries
 from broker.reading.reads import Reads
@@ -79,7 +80,7 @@ class Broker:
     `busy_segments` is what is read from the disk now, `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
     `is_fenced`: other copies of the log may lead, so that every request asks the store first;
-    `copies` says what is known of them.
+    `copies` says what is known of them, `next_reads` who is to read from them.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
 
@@ -98,6 +99,7 @@ class Broker:
         alarms: AlarmsSection,
         security: ServerSecurity | None,
         copies: KnowsCopies,
+        next_reads: NextReads,
         is_fenced: bool,
         clock_ms: ClockMs = now_ms,
     ) -> None:
@@ -165,7 +167,7 @@ class Broker:
             hello_of=hello_of,
         )
 
-        self.pull = Pull(store, table, self.statistics, self.groups, topics.temporary.subscribed)
+        self.pull = Pull(store, table, self.statistics, self.groups, topics.temporary.subscribed, next_reads)
         self.reads = None if order is None else Reads(store, order, table)
         self.share = (
             None
@@ -210,8 +212,9 @@ class Broker:
 
         self._families: list[RequestFamily] = [
             calls, TopicLists(store, table, self.statistics), self.produce, self.producers, self.pull,
-            topics, self.moves, self.dead_letters, ColumnPulls(store, table, self.statistics), self.tables,
-            Queries(store, table), self.sessions, self.retained, self.groups, self.groups.offsets,
+            topics, self.moves, self.dead_letters, self.tables,
+            ColumnPulls(store, table, self.statistics, next_reads),
+            Queries(store, table, next_reads), self.sessions, self.retained, self.groups, self.groups.offsets,
             self.shared, self.statistics_calls, self.alarms,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]

@@ -18,6 +18,7 @@ from broker.app.compose import Broker
 from broker.app.engine import StorageEngine, engine_of
 from broker.app.registration import Registration
 from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
+from broker.reading.core.far_reads import FarReads, NextReads, ReadCounts
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
 from holdmq.config.model import Config
@@ -55,6 +56,7 @@ class Life(NamedTuple):
     advertised_host: str
     epoch: int
     copies: KnowsCopies
+    next_reads: NextReads
 
 
 class Lives:
@@ -121,7 +123,8 @@ class Lives:
             topics.load(accept_backup)
         await loop.run_in_executor(None, store.open)
         try:
-            life = Life(config, engine, topics, ending, lost, beside, advertised_host, 0, OneCopy())
+            here = FarReads(list, lambda: store.confirmed_position, 0, ReadCounts())
+            life = Life(config, engine, topics, ending, lost, beside, advertised_host, 0, OneCopy(), here)
             await self._live_over(life)
             if lost.done():
                 # Who has the shard by now accounts for what it found.
@@ -138,13 +141,14 @@ class Lives:
         epoch: int,
         ending: asyncio.Event,
         copies: KnowsCopies,
+        next_reads: NextReads,
     ) -> None:
         """Serve over an open store that leads its copies in `epoch`, until `ending`. Raises HoldMQError."""
         lost: asyncio.Future[ShardLostError] = asyncio.get_running_loop().create_future()
         settings = config.broker
         path = Path(config.storage.data_dir) / "config" / "topic.json"
         topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s, engine.disk)
-        await self._live_over(Life(config, engine, topics, ending, lost, None, "", epoch, copies))
+        await self._live_over(Life(config, engine, topics, ending, lost, None, "", epoch, copies, next_reads))
 
     async def _live_over(self, life: Life) -> None:
         """Load a broker over its open store, serve, and close it."""
@@ -172,6 +176,7 @@ class Lives:
             config.alarms,
             self._security,
             life.copies,
+            life.next_reads,
             is_fenced=engine.replicated is not None,
         )
         await loop.run_in_executor(None, broker.load, accept_backup)

@@ -330,5 +330,8 @@ REPLICATION: Final = {
     "lag_seconds": "How long ago the copy that is furthest behind had what the leader had.",
     "lag_bytes": "Bytes of the log that the copy furthest behind lacks.",
     "missing": "Replicas that are not in sync.",
+    "reads_redirected_total": "Queues and look-ups that this replica, leading, sent to a copy.",
+    "reads_served_total": "Requests to read that this replica took as a copy.",
+    "reads_sent_back_total": "Requests and queues that this replica, as a copy, sent back to the leader.",
 }
 """Behind holdmq_replication_, of a broker with copies: `replication.replicas`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from broker.app.engine import StorageEngine, engine_of
 from broker.state.home import StateHome
@@ -16,16 +16,28 @@ from holdmq.config.model import Config
 from holdmq.errors import ShardLostError, StorageError
 from holdmq.files.disk import RealDisk
 from storage.api.replication import LogStart, ReplicatedLog
+from storage.api.store import OrderedStore
 from storage.log.replicated.closed import ClosedLogDirectory
 
 READERS: Final = 2
 """Threads that read old bytes for copies: a disk serves two in turn as fast as it can."""
 
 
+class LogReaders(Protocol):
+    """Read an open log beside replication, whoever leads."""
+
+    def begin(self, store: OrderedStore, topics: TopicTable) -> None:
+        """Read from now on."""
+
+    async def end(self) -> None:
+        """Read no more: the log is closed, or led."""
+
+
 class ReplicaHome:
     """`broker.replication.ports.LogHome` over the log engine. `may_hand_out` is asked at each hand-out."""
 
-    def __init__(self, config: Config, may_hand_out: Callable[[], bool]) -> None:
+    def __init__(self, config: Config, may_hand_out: Callable[[], bool], clients: LogReaders) -> None:
+        self._clients = clients
         self.readers: Executor = ThreadPoolExecutor(READERS, "replica-reader")
         self.engine: StorageEngine | None = None
         self.table: TopicTable | None = None
@@ -58,6 +70,7 @@ class ReplicaHome:
         await loop.run_in_executor(None, engine.store.open)
         assert engine.replicated is not None
         self.engine, self.table = engine, table
+        self._clients.begin(engine.store, table)
         return engine.replicated
 
     async def open_again(self) -> ReplicatedLog:
@@ -83,6 +96,7 @@ class ReplicaHome:
 
     async def close(self) -> None:
         await self._is_free.wait()
+        await self._clients.end()
         engine, self.engine, self.table = self.engine, None, None
         if engine is not None:
             await asyncio.get_running_loop().run_in_executor(None, engine.store.close)

@@ -10,21 +10,27 @@ import structlog
 
 from broker.alerts.core.shard_copies import ShardCopies
 from broker.alerts.leaderless import LeaderlessWatch
+from broker.app.copy_reads import ReplicaReadServer, read_address
+from broker.app.engine import StorageEngine
 from broker.app.lives import Lives
 from broker.app.replica_home import ReplicaHome
-from broker.replication.agent import ReplicaAgent, boot_time
+from broker.reading.core.far_reads import FarReads, ReadableCopy, ReadCounts, far_bytes_of
+from broker.replication.agent import ReplicaAgent, boot_time, refusal_of
 from broker.replication.core.leading import Leading
+from broker.replication.core.messages import Refused
 from broker.replication.core.replica import Replica, ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
 from broker.replication.peers import Peers
 from broker.replication.requests import ReplicaRequests
+from broker.topics.core.table import TopicTable
 from holdmq.config.model import Config
 from holdmq.coordination.configured import coordinator_of
-from holdmq.errors import ConfigError, HoldMQError
+from holdmq.errors import ConfigError, HoldMQError, RemoteError
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES
 from holdmq.rpc.security import Security
 from holdmq.rpc.server import Server
+from holdmq.service.memory import memory_limit
 from holdmq.service.process import Service
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
 
@@ -71,7 +77,12 @@ class ReplicaProcess:
             times.hold_s,
             Security.of(config),
         )
-        self.home = ReplicaHome(config, self._may_hand_out)
+        self._reads = ReadCounts()
+        self._far_bytes = far_bytes_of(
+            settings.far_reads_bytes, memory_limit(config.storage.memory_limit_bytes)
+        )
+        self._clients = ReplicaReadServer(config, security, self, self._reads, self._far_bytes)
+        self.home = ReplicaHome(config, self._may_hand_out, self._clients)
         self.agent = ReplicaAgent(
             times,
             settings.replica,
@@ -82,6 +93,7 @@ class ReplicaProcess:
             self,
             settings.fetch_max_bytes,
             settings.catch_up_bytes_per_s,
+            read_address(config),
         )
         self.requests = ReplicaRequests(config.cluster.name, config.broker.name, self.agent)
         self._leaderless = LeaderlessWatch(
@@ -181,7 +193,22 @@ class ReplicaProcess:
 
     def numbers(self) -> Mapping[str, int | float]:
         """Gauges and counters of replication; read on any thread."""
-        return self.agent.numbers()
+        reads = self._reads
+        return self.agent.numbers() | {
+            "reads_redirected_total": reads.redirected,
+            "reads_served_total": reads.served,
+            "reads_sent_back_total": reads.sent_back,
+        }
+
+    # broker.app.copy_reads.CopyStanding
+
+    def may_read(self) -> bool:
+        core = self.agent.core
+        return core is not None and core.may_read(boot_time())
+
+    def not_leading(self) -> RemoteError:
+        core = self.agent.core
+        return refusal_of(Refused(0, "") if core is None else core.refusal())
 
     # broker.replication.ports.LeadEvents
 
@@ -191,9 +218,22 @@ class ReplicaProcess:
             return
         self.home.take()
         self._ending = asyncio.Event()
-        life = self._lives.lead(self._config, engine, table, epoch, self._ending, self)
+        life = self._lead(engine, table, epoch)
         self._life = asyncio.get_running_loop().create_task(life, name=f"lead in epoch {epoch}")
         self._life.add_done_callback(self._lived)
+
+    async def _lead(self, engine: StorageEngine, table: TopicTable, epoch: int) -> None:
+        await self._clients.end()  # the port is the broker's now
+        store = engine.store
+        far_reads = FarReads(self._readable, lambda: store.confirmed_position, self._far_bytes, self._reads)
+        await self._lives.lead(self._config, engine, table, epoch, self._ending, self, far_reads)
+
+    def _readable(self) -> list[ReadableCopy]:
+        core = self.agent.core
+        if core is None or core.leading is None:
+            return []
+        copies = core.leading.readable(boot_time())
+        return [ReadableCopy(copy.read_address, copy.acknowledged) for copy in copies]
 
     async def settle(self) -> None:
         await self._lives.settle()

@@ -275,6 +275,11 @@ class Groups(RequestFamily):
         known = self.settings.table.groups.get(group)
         return known is not None and (known.is_paused or not known.consume_enable)
 
+    def slow_reads_place(self, group: str) -> int:
+        """Which of the replicas in sync answers a group that is far behind, from 1 on; 0 = the leader."""
+        known = self.settings.table.groups.get(group)
+        return 1 if known is None else known.which_broker_when_consume_slowly
+
     def is_fenced(
         self, connection: Connection, group: str, topic: str, queue_id: int, generation: int
     ) -> bool:

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
-from broker.reading.pull import pulled_queue, refused_queue, topic_to_pull
+from broker.reading.core.far_reads import NextReads
+from broker.reading.pull import newer_epoch, next_of, pulled_queue, refused_queue, topic_to_pull
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.record.columns import Encoded, QueueRecordsTaken, encode_columns
@@ -30,7 +31,8 @@ from holdmq.wire.column_headers import (
     PullColumnsResponse,
 )
 from holdmq.wire.header import rows
-from storage.api.queues import HashFilter, MessageQueues, QueueRead
+from holdmq.wire.replica_reads import ReplicaReads
+from storage.api.queues import HashFilter, MessageQueues, QueueRead, ReadStatus
 
 COLUMNS_MAX_BYTES: Final = 8 << 20
 """Records that one answer looks at, but always one: a few ms of a pool thread, whoever waits behind it."""
@@ -65,10 +67,20 @@ class _ColumnAnswer(NamedTuple):
     encoded: Encoded
 
 
+class _Choice(NamedTuple):
+    """What a reader wants of replicas; `replica` "" = none is named before anything is read."""
+
+    wanted: int
+    replica: str
+
+
 class ColumnPulls(RequestFamily):
     """Handles PULL_COLUMNS for one broker."""
 
-    def __init__(self, store: MessageQueues, topics: TopicTable, statistics: Statistics) -> None:
+    def __init__(
+        self, store: MessageQueues, topics: TopicTable, statistics: Statistics, next_reads: NextReads
+    ) -> None:
+        self._next_reads = next_reads
         self.lookups = Lookups(store.reader_pool)
         self._store = store
         self._topics = topics
@@ -95,12 +107,19 @@ class ColumnPulls(RequestFamily):
             raise RemoteError(Code.BUSY, f"{COLUMN_PULLS_MAX} answers of columns are being made")
         began_at = self._loop.time()
         room = _Room(max(1, min(header.max_bytes, COLUMNS_MAX_BYTES)))
+        choice = _Choice(header.replica_reads, "")
+        if choice.wanted == ReplicaReads.PREFER and not self._next_reads.is_copy:
+            choice = _Choice(choice.wanted, self._next_reads.next_at(choice.wanted, 1, None))
         known: list[tuple[ColumnQueue, HashFilter | None, Read]] = []
         filters: dict[int, HashFilter] = {}
         for queue in queues:
             wanted = self._hash_filter(queue.topic, header.tags, filters)
             topic = topic_to_pull(self._topics, queue, "", request.connection.grants)
             read: Read = topic if isinstance(topic, RemoteError) else None
+            if read is None and self._next_reads.is_copy and queue.log_epoch > self._store.epoch:
+                read = newer_epoch(queue)
+            if read is None and choice.replica:
+                read = self._moved(queue)
             if read is None and room.left_bytes:
                 read = room.take(
                     self._store.read_queue(*_place(queue), room.left_bytes, _count(queue), wanted)
@@ -113,7 +132,15 @@ class ColumnPulls(RequestFamily):
             taken = [QueueRecordsTaken(r.parts, q.end_offset) for q, r in reads if isinstance(r, QueueRead)]
             return _ColumnAnswer(reads, encode_columns(taken, header.columns, tags))
 
-        self.lookups.run(request, read_all, lambda answer: self._reply(request, answer, began_at))
+        self.lookups.run(request, read_all, lambda answer: self._reply(request, answer, choice, began_at))
+
+    def _moved(self, queue: ColumnQueue) -> QueueRead | None:
+        """An answer without records for what a replica is to be asked for; None = it has nothing of it."""
+        first, end = self._store.bounds(queue.topic, queue.queue_id)
+        topic = self._topics.get(queue.topic)
+        if topic is None or topic.is_temporary or not first <= queue.offset < end:
+            return None
+        return QueueRead(ReadStatus.FOUND, queue.offset, first, end)
 
     def _read_cold(
         self, known: list[tuple[ColumnQueue, HashFilter | None, Read]], room: _Room
@@ -129,9 +156,21 @@ class ColumnPulls(RequestFamily):
                 reads.append((queue, read))
         return reads
 
-    def _reply(self, request: Request, answer: _ColumnAnswer, began_at: float) -> None:
+    def _reply(self, request: Request, answer: _ColumnAnswer, choice: _Choice, began_at: float) -> None:
         took_us = int((self._loop.time() - began_at) * 1e6)
         counts = iter(answer.encoded.counts)
+        replica, at_replica = choice.replica, []
+        for at, (queue, read) in enumerate(answer.reads):
+            if not choice.wanted or isinstance(read, RemoteError):
+                continue
+            if choice.replica:
+                if read.status is ReadStatus.FOUND and read.next_offset == queue.offset:
+                    at_replica.append(at)
+                continue
+            named = next_of(self._next_reads, choice.wanted, 1, read)
+            replica = replica or named
+            if named and named == replica:
+                at_replica.append(at)
         pulled = [
             refused_queue(queue, read)
             if isinstance(read, RemoteError)
@@ -140,7 +179,10 @@ class ColumnPulls(RequestFamily):
         ]
         lengths = [sum(map(len, buffer)) for buffer in answer.encoded.buffers]
         parts = [piece for buffer in answer.encoded.buffers for piece in buffer]
-        request.reply(PullColumnsResponse(pulled, self._store.epoch, lengths), parts, sum(lengths))
+        header = PullColumnsResponse(
+            pulled, self._store.epoch, lengths, replica if at_replica else "", at_replica
+        )
+        request.reply(header, parts, sum(lengths))
 
     def _hash_filter(
         self, topic: str, tags: list[str] | None, known: dict[int, HashFilter]

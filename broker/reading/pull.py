@@ -8,18 +8,21 @@ an arrival that its filter passes, or at its deadline.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from broker.kernel.core.filters import FilterSet
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
+from broker.reading.core.far_reads import NextReads
 from broker.reading.core.hold import Hold, ParkedPull
 from broker.retry.core.moves import may_pull
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
+from holdmq.record.codec import PHYSICAL_OFFSET_AT
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -34,6 +37,7 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
+from holdmq.wire.replica_reads import ReplicaReads
 from storage.api.batches import Batch
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.api.store import OrderedStore
@@ -44,6 +48,7 @@ PULL_MAX_RECORDS: Final = 65_536
 PULL_QUEUES_MAX: Final = 16_384
 HOLD_MAX_MS: Final = 120_000
 """Longest hold: within the idle time that firewalls give a connection."""
+_POSITION: Final = struct.Struct(">q")
 FILTERS_MAX: Final = 1_024
 """Registered filters per connection."""
 
@@ -57,9 +62,24 @@ _STATUS: Final = {
 
 
 class PullInHand:
-    """A PULL in hand: its request, and what its header says; `queues` as they were asked for."""
+    """A PULL in hand: its request, and what its header says; `queues` as they were asked for.
 
-    __slots__ = ("filter_id", "generations", "group", "hold_ms", "max_bytes", "queues", "request")
+    `place`: which of the replicas may be named; `moved`: indices of the queues that are for it alone.
+    """
+
+    __slots__ = (
+        "filter_id",
+        "generations",
+        "group",
+        "hold_ms",
+        "max_bytes",
+        "moved",
+        "place",
+        "queues",
+        "replica",
+        "replica_reads",
+        "request",
+    )
 
     def __init__(self, request: Request, header: PullRequest, queues: list[PullQueue]) -> None:
         self.request = request
@@ -69,6 +89,10 @@ class PullInHand:
         self.filter_id = header.filter_id
         self.group = header.group
         self.generations: list[int] = header.generations
+        self.replica_reads = header.replica_reads
+        self.place = 1
+        self.replica = ""
+        self.moved: frozenset[int] = frozenset()
 
 
 class PullGate(Protocol):
@@ -85,6 +109,9 @@ class PullGate(Protocol):
     ) -> bool:
         """Whether this connection may not read this queue under this generation (0 = none)."""
 
+    def slow_reads_place(self, group: str) -> int:
+        """Which of the replicas in sync answers what is far behind, from 1 on; 0 = the leader does."""
+
 
 TemporarySubscribed = Callable[[str, Connection], None]
 """Told that a connection reads a temporary topic."""
@@ -100,6 +127,7 @@ class Pull(RequestFamily):
         statistics: Statistics,
         gate: PullGate,
         subscribed: TemporarySubscribed,
+        next_reads: NextReads,
     ) -> None:
         self.hold: Hold[PullInHand] = Hold()
         self.cold_reads = 0
@@ -113,6 +141,7 @@ class Pull(RequestFamily):
         self._timer_at = 0.0
         self._gate = gate
         self._subscribed = subscribed
+        self._next_reads = next_reads
 
     def handle(self, request: Request) -> None:
         """Answer one PULL, now, from the reader pool, or after a hold."""
@@ -126,11 +155,16 @@ class Pull(RequestFamily):
             if len(asked.generations) not in (0, len(queues)):
                 raise WireError("PullRequest: generations are one per queue, or none", Code.MISSING_FIELD)
             self._gate.admit_pull(asked.group)
+            asked.place = self._gate.slow_reads_place(asked.group)
         for name in {queue.topic for queue in queues}:
             topic = self._topics.get(name)
             if topic is not None and topic.is_temporary:
                 self._subscribed(name, request.connection)
-        if asked.hold_ms > 0 and self._has_nothing(asked):
+        if self._next_reads.is_copy:
+            asked.hold_ms = 0  # what comes next is the leader's
+        elif asked.replica_reads == ReplicaReads.PREFER:
+            self._move(asked)
+        if asked.hold_ms > 0 and not asked.moved and self._has_nothing(asked):
             self._park(asked)
         else:
             self._serve(asked, asked.hold_ms > 0)
@@ -205,6 +239,21 @@ class Pull(RequestFamily):
                 self._answer_parked(parked, False)
 
     # Serving
+
+    def _move(self, asked: PullInHand) -> None:
+        """Note which queues are a replica's, for who prefers one: all that may be read and have more."""
+        asked.replica = self._next_reads.next_at(asked.replica_reads, asked.place, None)
+        if asked.replica:
+            asked.moved = frozenset(
+                at
+                for at, queue in enumerate(asked.queues)
+                if self._admit(asked, at) is None and self._has_more(queue)
+            )
+
+    def _has_more(self, queue: PullQueue) -> bool:
+        topic = self._topics.get(queue.topic)
+        first, end = self._store.bounds(queue.topic, queue.queue_id)
+        return first <= queue.offset < end and topic is not None and not topic.is_temporary
 
     def _has_nothing(self, asked: PullInHand) -> bool:
         """Whether every queue may be read and is at its end: most pulls are, and a read costs more."""
@@ -297,10 +346,18 @@ class Pull(RequestFamily):
         pulled: list[PulledQueue] = []
         parts: list[memoryview] = []
         size = messages = 0
-        for queue, read in zip(asked.queues, reads, strict=False):
+        replica, at_replica = asked.replica, []
+        for at, (queue, read) in enumerate(zip(asked.queues, reads, strict=False)):
             if isinstance(read, RemoteError):
                 pulled.append(refused_queue(queue, read))
                 continue
+            if at in asked.moved:
+                at_replica.append(at)
+            elif asked.replica_reads:
+                named = next_of(self._next_reads, asked.replica_reads, asked.place, read)
+                replica = replica or named
+                if named and named == replica:
+                    at_replica.append(at)
             parts += read.parts
             size += read.size_bytes
             messages += read.count
@@ -309,7 +366,8 @@ class Pull(RequestFamily):
             counts = self._statistics.of_group(asked.group)
             counts.messages_out += messages
             counts.bytes_out += size
-        asked.request.reply(PullResponse(pulled, self._store.epoch), parts, size)
+        answer = PullResponse(pulled, self._store.epoch, replica if at_replica else "", at_replica)
+        asked.request.reply(answer, parts, size)
 
     def _admit(self, asked: PullInHand, at: int) -> QueueRead | RemoteError | None:
         """The answer for a queue that is not to be read: refused, or of a paused group; None = read it."""
@@ -317,6 +375,11 @@ class Pull(RequestFamily):
         topic = topic_to_pull(self._topics, queue, asked.group, asked.request.connection.grants)
         if isinstance(topic, RemoteError):
             return topic
+        if self._next_reads.is_copy and queue.log_epoch > self._store.epoch:
+            return newer_epoch(queue)
+        if at in asked.moved:
+            first, end = self._store.bounds(queue.topic, queue.queue_id)
+            return QueueRead(ReadStatus.FOUND, queue.offset, first, end)
         # As if nothing had come: what a paused topic keeps is read when it is resumed.
         known = self._at_end(queue) if topic.is_paused else self._fence(asked, at)
         return self._at_end(queue) if known is None and self._is_paused(asked) else known
@@ -419,6 +482,20 @@ def topic_to_pull(
     if not topic.is_readable or not may_pull(queue.topic, group):
         return RemoteError(Code.TOPIC_PERM, queue.topic)
     return topic
+
+
+def next_of(next_reads: NextReads, wanted: int, place: int, read: QueueRead) -> str:
+    """Where what follows a read is to be asked for; "" = at the leader."""
+    position: int | None = None
+    if read.parts:
+        (position,) = _POSITION.unpack_from(read.parts[-1], PHYSICAL_OFFSET_AT)
+    is_at_end = read.status is not ReadStatus.FOUND or read.next_offset >= read.end_offset
+    return next_reads.next_at(wanted, place, position, is_at_end)
+
+
+def newer_epoch(queue: PullQueue | ColumnQueue) -> RemoteError:
+    """The refusal of a queue that was read in an epoch of which this copy does not know."""
+    return RemoteError(Code.NOT_LEADER, f"{queue.topic}/{queue.queue_id}: epoch {queue.log_epoch} is newer")
 
 
 def refused_queue(queue: PullQueue | ColumnQueue, error: RemoteError) -> PulledQueue:

@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import RequestFamily
+from broker.reading.core.far_reads import NextReads
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import BehindError, Code, CorruptRecordError, RemoteError
 from holdmq.message import MessageId
@@ -44,7 +45,8 @@ ANSWER_MAX_BYTES: Final = 4 << 20
 class Queries(RequestFamily):
     """Look-ups of messages at one broker."""
 
-    def __init__(self, store: OrderedStore, topics: TopicTable) -> None:
+    def __init__(self, store: OrderedStore, topics: TopicTable, next_reads: NextReads) -> None:
+        self._next_reads = next_reads
         self.lookups = Lookups(store.reader_pool)
         self._store = store
         self._topics = topics
@@ -67,7 +69,9 @@ class Queries(RequestFamily):
 
     def get(self, request: Request) -> None:
         """Answer MESSAGE_GET with the record of a message id."""
-        message_id = MessageId.parse(request.header(MessageGetRequest).message_id)
+        header = request.header(MessageGetRequest)
+        message_id = MessageId.parse(header.message_id)
+        self._redirect(header.replica_reads, message_id.physical_offset)
 
         def look_up() -> memoryview:
             place, record, reason = self._store.index.message(message_id)
@@ -86,6 +90,7 @@ class Queries(RequestFamily):
         """Answer MESSAGE_FIND with the newest records of a key."""
         header = request.header(MessageFindRequest)
         self._readable(header.topic)
+        self._redirect(header.replica_reads, header.before)
         index = self._store.index
         search = index.by_unique_id if header.by_unique_id else index.by_key
         count = max(1, min(header.max_count, MESSAGES_MAX))
@@ -116,6 +121,7 @@ class Queries(RequestFamily):
         if not 0 <= header.queue_id < topic.read_queues:
             raise RemoteError(Code.QUEUE_UNKNOWN, f"{header.topic!r} has {topic.read_queues} queues here")
         passes = _tag_test(header.tag_filter)
+        self._redirect(header.replica_reads, header.position)
         first, end = self._store.bounds(header.topic, header.queue_id)
         offset = end if header.offset is None else min(header.offset, end)
         count = max(1, min(header.max_count, MESSAGES_MAX))
@@ -162,6 +168,14 @@ class Queries(RequestFamily):
             return ReadPosition(store.index.position_at(store_ms), store.epoch)
 
         self.lookups.run(request, look_up, request.reply)
+
+    def _redirect(self, wanted: int, position: int | None) -> None:
+        """Raise ASK_REPLICA for a look-up at about this log position that a replica is to answer."""
+        if self._next_reads.is_copy:
+            return
+        replica = self._next_reads.next_at(wanted, 1, position)
+        if replica:
+            raise RemoteError(Code.ASK_REPLICA, f"{replica} answers that", {"replica": replica})
 
     # What may be seen
 

@@ -64,7 +64,10 @@ def boot_time() -> float:
 
 
 class ReplicaAgent:
-    """One replica of a shard. `run` is its life; all other methods belong on its loop."""
+    """One replica of a shard. `run` is its life; all other methods belong on its loop.
+
+    `read_address`: where clients may read while another replica leads.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class ReplicaAgent:
         lead: LeadEvents,
         fetch_max_bytes: int,
         cold_bytes_per_s: int,
+        read_address: str,
     ) -> None:
         self.replica = replica
+        self._read_address = read_address
         self._settings = settings
         self._replicas = tuple(replicas)
         self._home = home
@@ -116,7 +121,12 @@ class ReplicaAgent:
         loop = asyncio.get_running_loop()
         self._take_log(await self._home.open())
         self._core = Replica(
-            self._settings, self.replica, self._replicas, self.view(), partial(self._random.getrandbits, 62)
+            self._settings,
+            self.replica,
+            self._replicas,
+            self.view(),
+            partial(self._random.getrandbits, 62),
+            self._read_address,
         )
         self._peers.start()
         watching = loop.create_task(self._watch(), name="coordinator watch")

@@ -141,6 +141,7 @@ class Peers:
                 message.confirmed,
                 message.is_whole,
                 message.format_level,
+                message.read_address,
             )
             return RequestCode.REPLICA_HELLO, hello, self._timeout_s
         return RequestCode.REPLICA_STATUS, ReplicaStatusRequest(self._shard), self._timeout_s

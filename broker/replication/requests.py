@@ -85,6 +85,7 @@ class ReplicaRequests(RequestFamily):
                 asked.confirmed,
                 asked.is_whole,
                 asked.format_level,
+                asked.read_address,
             ),
         )
         if isinstance(answer, Refused):

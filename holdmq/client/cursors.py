@@ -94,12 +94,18 @@ class PullOutcome(NamedTuple):
 
 
 def take_answer(
-    asked: list[AskedQueue], answers: list[PulledQueue], log_epoch: int, body: memoryview, rest_until: float
+    asked: list[AskedQueue],
+    answers: list[PulledQueue],
+    log_epoch: int,
+    body: memoryview,
+    rest_until: float,
+    is_replica: bool = False,
 ) -> PullOutcome:
     """Move the cursors as an answer says. It may cover only the first of the queues asked for.
 
-    Queues that are not there (any more) are left alone until `rest_until`. Raises WireError for
-    an answer that does not fit the question.
+    Queues that are not there (any more) are left alone until `rest_until`. What a replica refuses
+    (`is_replica`) changes nothing: its leader is asked. Raises WireError for an answer that does not fit the
+    question.
     """
     if len(answers) > len(asked) or sum(a.length_bytes for a in answers) != len(body):
         raise WireError("a PULL answer that does not fit its question or its body")
@@ -112,7 +118,7 @@ def take_answer(
             raise WireError(f"a PULL answer names {row.topic}/{row.queue_id} in place of {queue}")
         records = body[at : at + row.length_bytes]
         at += row.length_bytes
-        if cursor.turn != turn:
+        if cursor.turn != turn or (is_replica and row.status != Code.OK):
             continue
         if row.status in (Code.TOPIC_UNKNOWN, Code.QUEUE_UNKNOWN):
             is_route_wrong = True

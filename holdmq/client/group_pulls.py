@@ -1,7 +1,8 @@
 """The pulls of a push consumer: held at the brokers, for every queue that has room in hand.
 
 A broker may hold several PULLs of a consumer, each for the queues that no other one asks for: a queue
-that was just leased, or has room again, need not wait until a held one ends.
+that was just leased, or has room again, need not wait until a held one ends. A queue that is far behind is
+pulled from the replica that its broker names, under the lease that the broker gave; it expires here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import structlog
 
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.registered_filters import RegisteredFilters
-from holdmq.client.route import RouteTable
+from holdmq.client.replica_choice import ReadSource, ReplicaChoice
+from holdmq.client.replica_links import ReplicaLink
+from holdmq.client.route import Link, RouteTable
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import CODES, Code, HoldMQError, RemoteError, TransportError, WireError
 from holdmq.message import TopicQueue
@@ -27,6 +30,7 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
+from holdmq.wire.replica_reads import ReplicaReads
 
 HOLD_MS: Final = 5_000
 HOLD_MIN_S: Final = 0.05
@@ -86,10 +90,12 @@ class GroupPulls:
         self._buffer_max_bytes = buffer_max_bytes
         self._buffer_max_messages = buffer_max_messages
         self._hold_ms = hold_ms
-        self._held: dict[str, dict[int, float]] = {}
+        self._held: dict[ReadSource, dict[int, float]] = {}
         self._pull_number = 0
         self._rest: dict[str, float] = {}
-        self._registered = RegisteredFilters(routes, self._failed)
+        self._choice = ReplicaChoice(ReplicaReads.ALLOW)
+        self._registered = RegisteredFilters(routes, self._filter_failed)
+        routes.replicas.on_up.append(self.pull_soon)
         self._is_soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -103,6 +109,8 @@ class GroupPulls:
 
     def close(self) -> None:
         """Stop the pulls and pull nothing more."""
+        if not self._is_closed:
+            self._routes.replicas.on_up.remove(self.pull_soon)
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -125,33 +133,45 @@ class GroupPulls:
             return
         now = self._loop.time()
         again_at = float("inf")
-        ready: dict[str, list[ProcessQueue]] = {}
+        ready: dict[ReadSource, list[ProcessQueue]] = {}
         for queue, process in self._queues.items():
             if process.is_asked or process.is_stopped or not self.has_room(process):
                 continue
-            rest_until = max(process.rest_until, self._rest.get(queue.broker, 0.0))
+            source = self._choice.source(queue, now)
+            rest_until = process.rest_until
+            if not source.replica:
+                rest_until = max(rest_until, self._rest.get(queue.broker, 0.0))
             if rest_until > now:
                 again_at = min(again_at, rest_until)
             else:
-                ready.setdefault(queue.broker, []).append(process)
-        for broker, processes in ready.items():
-            self._pull(broker, processes, now)
+                ready.setdefault(source, []).append(process)
+        for source, processes in ready.items():
+            again_at = min(again_at, self._pull(source, processes, now))
         if again_at < float("inf"):
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_at(again_at, self.pull_soon)
 
-    def _pull(self, broker: str, processes: list[ProcessQueue], now: float) -> None:
-        held = self._held.setdefault(broker, {})
+    def _pull(self, source: ReadSource, processes: list[ProcessQueue], now: float) -> float:
+        """Ask, if there is a connection; the time at which to look again."""
+        held = self._held.setdefault(source, {})
         if len(held) >= PULLS_MAX:
-            return
-        try:
-            link = self._routes.link(broker)
-        except TransportError:
-            return
+            return float("inf")
+        link: Link | ReplicaLink
+        if source.replica:
+            link = self._routes.replicas.link(source.replica)
+            if link.is_failing(now):
+                self._choice.failed(source.replica, now)
+                return now
+        else:
+            try:
+                link = self._routes.link(source.broker)
+            except TransportError:
+                return float("inf")
         connection = link.client.connection
         if connection is None:
-            return  # its return starts the queues anew
+            # A broker's return starts the queues anew; a replica is not waited for.
+            return now + REST_S if source.replica else float("inf")
         # A large answer may cover only the first queues: each gets its turn to be first.
         self._pull_number += 1
         number = self._pull_number
@@ -160,18 +180,20 @@ class GroupPulls:
         asked = [_AskedLease(p, p.turn, p.next_offset) for p in processes]
         for process in processes:
             process.is_asked = True
-        hold_s = self._hold_ms / 1000
-        if held:
+        hold_s = 0.0 if source.replica else self._hold_ms / 1000
+        if held and hold_s:
             # End with the next that ends: then one PULL asks for the queues of both.
             hold_s = min(hold_s, max(HOLD_MIN_S, min(held.values()) - now))
         held[number] = now + hold_s
 
         def on_reply(reply: Reply | HoldMQError) -> None:
             held.pop(number, None)
-            self._answered(broker, asked, reply)
+            if not held and self._held.get(source) is held:
+                del self._held[source]
+            self._answered(source, asked, reply)
             self.pull_soon()
 
-        topics = {queue.topic for queue in self._queues if queue.broker == broker}
+        topics = {queue.topic for queue in self._queues if queue.broker == source.broker}
         wanted = {topic: self._filters[topic] for topic in topics}
         request = PullRequest(
             [PullQueue(p.queue.topic, p.queue.queue_id, p.log_epoch, p.next_offset) for p in processes],
@@ -180,12 +202,14 @@ class GroupPulls:
             self._registered.on(link, connection, wanted),
             self._group,
             [p.generation for p in processes] if any(p.generation for p in processes) else [],
+            source.wanted,
         )
         connection.request(RequestCode.PULL, request, on_reply, hold_s + PULL_TIMEOUT_S)
+        return float("inf")
 
     # Answers
 
-    def _answered(self, broker: str, asked: list[_AskedLease], reply: Reply | HoldMQError) -> None:
+    def _answered(self, source: ReadSource, asked: list[_AskedLease], reply: Reply | HoldMQError) -> None:
         for process, turn, _ in asked:
             if process.turn == turn:
                 process.is_asked = False
@@ -196,10 +220,26 @@ class GroupPulls:
             answers = rows(PulledQueue, header.queues)
             if len(answers) > len(asked) or sum(a.length_bytes for a in answers) != len(reply.body):
                 raise WireError("a PULL answer that does not fit its question or its body")
-            self._take(asked, answers, header.log_epoch, reply.body)
+            now = self._loop.time()
+            named = set(header.at_replica)
+            for at, (process, turn, _) in enumerate(asked[: len(answers)]):
+                if process.turn == turn and self._queues.get(process.queue) is process:
+                    replica = header.replica if at in named else ""
+                    self._choice.answered(source, process.queue, replica, now)
+            self._take(source, asked, answers, header.log_epoch, reply.body)
             self.answers += 1
         except HoldMQError as error:
-            self._failed(broker, error)
+            if source.replica:
+                # Whatever it is, the leader answers.
+                self._registered.forget(self._routes.replicas.link(source.replica).name)
+                self._choice.failed(source.replica, self._loop.time())
+            else:
+                self._failed(source.broker, error)
+
+    def _filter_failed(self, link: str, error: HoldMQError) -> None:
+        # A replica that does not know the filter refuses the pull as well.
+        if any(queue.broker == link for queue in self._queues):
+            self._failed(link, error)
 
     def _failed(self, broker: str, error: HoldMQError) -> None:
         self._rest[broker] = self._loop.time() + REST_S
@@ -209,7 +249,12 @@ class GroupPulls:
             log.warning("a broker refuses to be read", broker=broker, group=self._group, reason=str(error))
 
     def _take(
-        self, asked: list[_AskedLease], answers: list[PulledQueue], log_epoch: int, body: memoryview
+        self,
+        source: ReadSource,
+        asked: list[_AskedLease],
+        answers: list[PulledQueue],
+        log_epoch: int,
+        body: memoryview,
     ) -> None:
         at = 0
         for (process, turn, offset), row in zip(asked, answers, strict=False):
@@ -224,7 +269,7 @@ class GroupPulls:
                 process.put(records, row.records, row.next_offset, log_epoch)
                 if row.records:
                     self._on_put(process)
-            else:
+            elif not source.replica:
                 self._refused(process, offset, row, log_epoch)
 
     def _refused(self, process: ProcessQueue, offset: int, row: PulledQueue, log_epoch: int) -> None:

@@ -1,7 +1,8 @@
 """The pull consumer: queues of topics, at offsets that the caller keeps.
 
 Each broker has at most one PULL of this consumer in hand, for all its queues, held there until
-something arrives. Nothing is stored about a position anywhere but in the caller's hands.
+something arrives; so has each replica that it names for queues far behind. Nothing is stored about a
+position anywhere but in the caller's hands.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from holdmq.client.bounds import queue_bounds
 from holdmq.client.cursors import AskedQueue, Position, Pulled, QueueCursor, ask, take_answer, wire_queues
 from holdmq.client.lifecycle import RoutedConsumer
 from holdmq.client.registered_filters import RegisteredFilters
+from holdmq.client.replica_choice import ReadSource, ReplicaChoice
+from holdmq.client.replica_links import ReplicaLink
 from holdmq.client.route import Link, RouteTable
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
@@ -33,6 +36,7 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
+from holdmq.wire.replica_reads import ReplicaReads
 
 POLL_MAX_BYTES: Final = 1 << 20
 """Records of one answer by default: one chunk of a broker's reads."""
@@ -50,13 +54,16 @@ MISSING_REFRESH_S: Final = 1.0
 ASSIGN_TIMEOUT_S: Final = 10.0
 
 Start = Literal["earliest", "latest"] | int
+ReadReplicas = Literal["prefer", "allow", "never"]
+"""Whether replicas that do not lead may answer: for all that they have, for what has left their leader's
+memory, or for nothing."""
 
 
 log = structlog.get_logger("holdmq.client")
 
 
 class _Answer(NamedTuple):
-    broker: str
+    source: ReadSource
     asked: list[AskedQueue]
     reply: Reply | HoldMQError
 
@@ -67,7 +74,8 @@ class PullConsumer(RoutedConsumer):
     `tags`: only messages with one of these tags; `tag_filter`: only messages whose tag an MQTT
     filter matches (`42/#`; without a tag only `#` matches). Not both. `routes`: share this
     RouteTable, which the caller starts and closes, in place of `registries`. `security`: credentials
-    and TLS.
+    and TLS. `read_replicas`: whether replicas of a broker that do not lead it may answer (`allow`: what has
+    left their leader's memory; `prefer`: whatever they have; `never`).
     """
 
     def __init__(
@@ -79,14 +87,19 @@ class PullConsumer(RoutedConsumer):
         security: Security | None = None,
         tags: Collection[str] | None = None,
         tag_filter: str | None = None,
+        read_replicas: ReadReplicas = "allow",
     ) -> None:
+        try:
+            self._choice = ReplicaChoice(ReplicaReads.of(read_replicas))
+        except ValueError as error:
+            raise UsageError(f"read_replicas: {error}") from error
         self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
         self._filter = TagFilter.of(tags, tag_filter)
         super().__init__(registries, self.client_id, routes, security)
         self._cursors: dict[TopicQueue, QueueCursor] = {}
         self._topics: set[str] = set()
         self._registered = RegisteredFilters(self.routes, self._filter_failed)
-        self._pulling: dict[str, int] = {}
+        self._pulling: dict[ReadSource, int] = {}
         self._rest: dict[str, float] = {}
         self._answers: deque[_Answer] = deque()
         self._errors: deque[HoldMQError] = deque()
@@ -254,15 +267,15 @@ class PullConsumer(RoutedConsumer):
             retry_at = now + MISSING_REFRESH_S
             if self.routes.refreshed_at + MISSING_REFRESH_S <= now:
                 self.routes.refresh_soon()
-        by_broker: dict[str, list[tuple[TopicQueue, QueueCursor]]] = {}
+        by_source: dict[ReadSource, list[tuple[TopicQueue, QueueCursor]]] = {}
         for queue, cursor in self._cursors.items():
-            by_broker.setdefault(queue.broker, []).append((queue, cursor))
+            by_source.setdefault(self._choice.source(queue, now), []).append((queue, cursor))
             if cursor.rest_until > now:
                 retry_at = min(retry_at, cursor.rest_until)
-        for broker, cursors in by_broker.items():
-            if broker in self._pulling:
+        for source, cursors in by_source.items():
+            if source in self._pulling:
                 continue
-            rest_until = self._rest.get(broker, 0.0)
+            rest_until = 0.0 if source.replica else self._rest.get(source.broker, 0.0)
             if rest_until > now:
                 retry_at = min(retry_at, rest_until)
                 continue
@@ -270,59 +283,90 @@ class PullConsumer(RoutedConsumer):
             if asked:
                 # A large answer may cover only the first queues: each gets its turn to be first.
                 start = self._polls % len(asked)
-                self._pull(broker, asked[start:] + asked[:start], max_bytes, hold_ms)
+                retry_at = min(
+                    retry_at, self._pull(source, asked[start:] + asked[:start], max_bytes, hold_ms, now)
+                )
         return retry_at
 
-    def _pull(self, broker: str, asked: list[AskedQueue], max_bytes: int, hold_ms: int) -> None:
-        try:
-            link = self.routes.link(broker)
-        except TransportError:
-            return
+    def _pull(
+        self, source: ReadSource, asked: list[AskedQueue], max_bytes: int, hold_ms: int, now: float
+    ) -> float:
+        """Ask, if there is a connection; the loop time at which to look again."""
+        link: Link | ReplicaLink
+        if source.replica:
+            link = self.routes.replicas.link(source.replica)
+            if link.is_failing(now):
+                self._choice.failed(source.replica, now)
+                return now
+        else:
+            try:
+                link = self.routes.link(source.broker)
+            except TransportError:
+                return float("inf")
         connection = link.client.connection
         if connection is None:
-            return  # on_up wakes the poll
-        topics = {queue.topic for queue in self._cursors if queue.broker == broker}
+            # on_up wakes the poll; a replica is not waited for.
+            return now + REST_S if source.replica else float("inf")
+        topics = {queue.topic for queue in self._cursors if queue.broker == source.broker}
         filter_id = self._registered.on(link, connection, dict.fromkeys(topics, self._filter))
-        poll = self._pulling[broker] = self._polls
+        poll = self._pulling[source] = self._polls
+        hold_ms = 0 if source.replica else hold_ms
 
         def on_reply(reply: Reply | HoldMQError) -> None:
-            if self._pulling.get(broker) == poll:
-                del self._pulling[broker]
-            self._answers.append(_Answer(broker, asked, reply))
+            if self._pulling.get(source) == poll:
+                del self._pulling[source]
+            self._answers.append(_Answer(source, asked, reply))
             self._arrived.set()
 
-        request = PullRequest(wire_queues(asked), max_bytes, hold_ms, filter_id)
+        request = PullRequest(wire_queues(asked), max_bytes, hold_ms, filter_id, replica_reads=source.wanted)
         connection.request(RequestCode.PULL, request, on_reply, hold_ms / 1000 + PULL_TIMEOUT_S)
+        return float("inf")
 
     def _take_answers(self) -> list[Pulled]:
         parts: list[Pulled] = []
-        rest_until = asyncio.get_running_loop().time() + REST_S
+        now = asyncio.get_running_loop().time()
+        rest_until = now + REST_S
         while self._answers:
             answer = self._answers.popleft()
+            source = answer.source
             try:
                 if isinstance(answer.reply, HoldMQError):
                     raise answer.reply
                 header = answer.reply.header(PullResponse)
+                answers = rows(PulledQueue, header.queues)
                 outcome = take_answer(
                     answer.asked,
-                    rows(PulledQueue, header.queues),
+                    answers,
                     header.log_epoch,
                     answer.reply.body,
                     rest_until,
+                    bool(source.replica),
                 )
             except HoldMQError as error:
-                self._rest[answer.broker] = rest_until
-                if isinstance(error, RemoteError) and error.code == Code.FILTER_UNKNOWN:
-                    self._registered.forget(answer.broker)
-                elif not error.retriable:
-                    self._errors.append(error)
+                self._failed(source, error, now)
                 continue
+            named = set(header.at_replica)
+            for at, asked in enumerate(answer.asked[: len(answers)]):
+                if asked.turn == asked.cursor.turn:
+                    self._choice.answered(source, asked.queue, header.replica if at in named else "", now)
             parts += outcome.parts
             if outcome.is_route_wrong:
                 self.routes.refresh_soon()
             if outcome.error is not None:
                 self._errors.append(outcome.error)
         return parts
+
+    def _failed(self, source: ReadSource, error: HoldMQError, now: float) -> None:
+        if source.replica:
+            # Whatever it is, the leader answers.
+            self._registered.forget(self.routes.replicas.link(source.replica).name)
+            self._choice.failed(source.replica, now)
+            return
+        self._rest[source.broker] = now + REST_S
+        if isinstance(error, RemoteError) and error.code == Code.FILTER_UNKNOWN:
+            self._registered.forget(source.broker)
+        elif not error.retriable:
+            self._errors.append(error)
 
     def _raise_if_unreachable(self, now: float) -> None:
         for broker in {queue.broker for queue in self._cursors}:
@@ -345,9 +389,11 @@ class PullConsumer(RoutedConsumer):
             return messages
         return [message for message in messages if self._filter.passes(message.tag)]
 
-    def _filter_failed(self, broker: str, error: HoldMQError) -> None:
-        self._answers.append(_Answer(broker, [], error))
-        self._arrived.set()
+    def _filter_failed(self, link: str, error: HoldMQError) -> None:
+        # A replica that does not know the filter refuses the pull as well.
+        if any(queue.broker == link for queue in self._cursors):
+            self._answers.append(_Answer(ReadSource(link, "", ReplicaReads.NEVER), [], error))
+            self._arrived.set()
 
     # Inside
 
@@ -357,11 +403,18 @@ class PullConsumer(RoutedConsumer):
         if not self._is_attached:
             self.routes.start()
             self._attach()
+            self.routes.replicas.on_up.append(self._arrived.set)
+
+    async def _finish(self, timeout_s: float | None) -> None:
+        if self._is_attached:
+            self.routes.replicas.on_up.remove(self._arrived.set)
+        await super()._finish(timeout_s)
 
     def _forget(self) -> None:
         """Void the questions that are out."""
-        for cursor in self._cursors.values():
+        for queue, cursor in self._cursors.items():
             cursor.turn += 1
+            self._choice.forget(queue)
         self._pulling.clear()
         self._errors.clear()
 
@@ -375,6 +428,7 @@ class PullConsumer(RoutedConsumer):
             there = set(route.read_queues) if route is not None else set()
             for queue in [q for q in self._cursors if q.topic == topic and q not in there]:
                 self._cursors.pop(queue).turn += 1
+                self._choice.forget(queue)
             for queue in sorted(there):
                 self._cursors.setdefault(queue, QueueCursor(0, is_fresh=True))
         self._arrived.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from holdmq.client.replica_links import ReplicaLink
 from holdmq.client.route import Link, RouteTable
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import HoldMQError
@@ -23,14 +24,16 @@ class _Registered(NamedTuple):
 
 
 class RegisteredFilters:
-    """Says `on_failed(broker, error)` when a broker did not take a filter; its next use registers it anew."""
+    """Says `on_failed(link's name, error)` when a filter was not taken; its next use registers it anew."""
 
     def __init__(self, routes: RouteTable, on_failed: Callable[[str, HoldMQError], None]) -> None:
         self._routes = routes
         self._on_failed = on_failed
         self._known: dict[str, _Registered] = {}
 
-    def on(self, link: Link, connection: Connection, wanted: Mapping[str, TagFilter]) -> int | None:
+    def on(
+        self, link: Link | ReplicaLink, connection: Connection, wanted: Mapping[str, TagFilter]
+    ) -> int | None:
         """The id of the filter of these topics on this connection, up to date; None = everything passes."""
         if all(tag_filter.is_everything for tag_filter in wanted.values()):
             return None
@@ -57,5 +60,5 @@ class RegisteredFilters:
         return known.filter_id
 
     def forget(self, broker: str) -> None:
-        """Register it anew with the next use: the broker does not know it."""
+        """Register it anew with the next use: the peer of this link's name does not know it."""
         self._known.pop(broker, None)

@@ -23,6 +23,7 @@ import holdmq
 from holdmq.client.leads import FAILOVER_S, LEAD_DOUBTED_S, Leads
 from holdmq.client.names import check_topic
 from holdmq.client.registries import Registries
+from holdmq.client.replica_links import ReplicaLinks
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.produce.pauses import pause_s
@@ -142,6 +143,8 @@ class RouteTable:
         self._role = role
         self._security = security
         self._registries = Registries(registries, role, client_id, SOFTWARE, security)
+        self.replicas = ReplicaLinks(role, client_id, SOFTWARE, security)
+        """Connections to replicas that leaders name, for reads alone."""
         self._follow_all = follow_all
         self._refresh_s = refresh_s
         self._followed: dict[str, None] = {}
@@ -184,6 +187,7 @@ class RouteTable:
             with contextlib.suppress(asyncio.CancelledError, HoldMQError):
                 await task
         await self._registries.close()
+        await self.replicas.close()
         for link in self._links.values():
             await link.client.close()
         if self._closing:

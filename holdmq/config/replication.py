@@ -58,6 +58,13 @@ class ReplicationSection(Section):
         description="What all copies that read old files from the leader's disk get together: producers "
         "share that disk.",
     )
+    far_reads_bytes: int = Field(
+        0,
+        ge=0,
+        description="Who reads what lies further than this behind the log's end is sent to a copy in sync: "
+        "the leader's memory stays for what comes. 0 = 40 % of storage.memory_limit_bytes: what a page "
+        "cache has beside all else.",
+    )
     switch_ms: int = Field(
         1000,
         ge=100,

@@ -46,7 +46,8 @@ class Client:
     `on_down(reason)` after each loss. `address` is host:port or unix:PATH; `set_address`
     moves the connection elsewhere. `security`: credentials and TLS, read anew for each connection.
     `follows_lead`: the peer is a replica of a shard; when it answers NOT_LEADER the connection is lost, and
-    is made again after pauses that grow until there is another address.
+    is made again after pauses that grow until there is another address. `reads_replica`: the connection is
+    for reads alone, from a replica that does not lead.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Client:
         on_request: Callable[[Request], None] | None = None,
         security: Security | None = None,
         follows_lead: bool = False,
+        reads_replica: bool = False,
     ) -> None:
         self.address = address
         self.connection: Connection | None = None
@@ -74,6 +76,7 @@ class Client:
         self._on_request = on_request
         self._security = security
         self._follows_lead = follows_lead
+        self._reads_replica = reads_replica
         self._is_lead_lost = False
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -248,7 +251,13 @@ class Client:
 
     async def _hello(self, connection: Connection, secret: bytes) -> HelloResponse:
         access_key = self._security.access_key if self._security is not None else ""
-        request = HelloRequest(PROTOCOL_VERSION, self._role, self._client_id, self._software)
+        request = HelloRequest(
+            PROTOCOL_VERSION,
+            self._role,
+            self._client_id,
+            self._software,
+            reads_replica=self._reads_replica,
+        )
         introduction = Introduction(request, access_key, secret)
         try:
             reply = await connection.call(RequestCode.HELLO, introduction.hello, CONNECT_TIMEOUT_S)

@@ -20,6 +20,7 @@ from broker.alerts.core.shard_copies import OneCopy
 from broker.app.calls import Identity
 from broker.app.compose import Broker, now_ms
 from broker.app.engine import KeptInLog, OpenableStore
+from broker.reading.core.far_reads import FarReads, NextReads, ReadCounts
 from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
@@ -209,6 +210,7 @@ async def _serve(
         AlarmsSection(),
         None,
         OneCopy(),
+        cast("NextReads", settings.get("next_reads", FarReads(list, lambda: 0, 0, ReadCounts()))),
         is_fenced=False,
         clock_ms=clock_ms,
     )

@@ -40,8 +40,8 @@ _FIELDS: Final = {
 class GroupSetting:
     """One group's settings. `mode` is that of its last first member, "" while nobody ever joined.
 
-    `delay_levels_ms` () = the broker's table. `broker_id` and `which_broker_when_consume_slowly` are for
-    brokers with slaves.
+    `delay_levels_ms` () = the broker's table. `which_broker_when_consume_slowly`: which of the replicas in
+    sync answers what is far behind, from 1 on, 0 = the leader does. `broker_id` is kept for others.
     """
 
     name: str

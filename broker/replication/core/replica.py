@@ -438,7 +438,7 @@ class Replica:
     def hello(self, now: float, peer: str, hello: CopyHello) -> tuple[CopyWelcome | Refused, list[Action]]:
         """A copy begins to follow."""
         if self.leading is None:
-            return self._refuse(), []
+            return self.refusal(), []
         answer, actions = self.leading.hello(now, peer, hello)
         return answer, self._done(now, actions)
 
@@ -447,7 +447,7 @@ class Replica:
     ) -> tuple[Refused | None, list[Action]]:
         """A copy asks for bytes; None = it is answered by a AnswerFetch of that number."""
         if self.leading is None:
-            return self._refuse(), []
+            return self.refusal(), []
         refused, actions = self.leading.fetch(now, peer, number, fetch)
         return refused, self._done(now, actions)
 
@@ -455,7 +455,8 @@ class Replica:
         """What this replica has, for whoever founds the shard."""
         return CopyReport(self.log.store_id, self.log.written, tuple(self.log.epochs))
 
-    def _refuse(self) -> Refused:
+    def refusal(self) -> Refused:
+        """Say that another replica leads, in the highest epoch that is known here."""
         return Refused(max(self._highest_epoch, self.log.last_epoch), self.leader)
 
     def answered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.reading.core.far_reads import CopyReads, FarReads, ReadableCopy, far_bytes_of
+from broker.reading.core.far_reads import CopyReads, FarReads, ReadableCopy, ReadCounts, far_bytes_of
 from holdmq.wire.replica_reads import ReplicaReads
 
 ALLOW, PREFER, NEVER = ReplicaReads.ALLOW, ReplicaReads.PREFER, ReplicaReads.NEVER
@@ -12,15 +12,20 @@ COPIES = [ReadableCopy("b:1", 10_000), ReadableCopy("c:1", 10_000)]
 
 
 def leader(copies: list[ReadableCopy] | None = None, end: int = 10_000) -> FarReads:
-    return FarReads(lambda: COPIES if copies is None else copies, lambda: end, 4_000)
+    return FarReads(lambda: COPIES if copies is None else copies, lambda: end, 4_000, ReadCounts())
+
+
+def replica(counts: ReadCounts | None = None) -> CopyReads:
+    return CopyReads("b:1", lambda: 10_000, 4_000, counts or ReadCounts())
 
 
 def test_a_read_far_behind_the_end_is_sent_to_a_replica_and_a_near_one_is_not() -> None:
-    reads = leader()
+    counts = ReadCounts()
+    reads = FarReads(lambda: COPIES, lambda: 10_000, 4_000, counts)
     assert reads.next_at(ALLOW, 1, 5_999) == "b:1"
     assert reads.next_at(ALLOW, 1, 6_000) == ""
     assert reads.next_at(NEVER, 1, 0) == ""
-    assert reads.named == 1, "what was named is counted, and nothing else"
+    assert counts.redirected == 1, "what was named is counted, and nothing else"
 
 
 def test_the_place_says_which_of_those_in_sync_and_0_that_the_leader_answers() -> None:
@@ -46,7 +51,7 @@ def test_where_a_read_lies_that_found_nothing_is_not_known_and_not_far_for_who_m
 
 
 def test_a_replica_keeps_a_reader_until_it_is_at_half_the_distance() -> None:
-    reads = CopyReads("b:1", lambda: 10_000, 4_000)
+    reads = replica()
     assert reads.next_at(ALLOW, 1, 7_999) == "b:1"
     assert reads.next_at(ALLOW, 1, 8_000) == ""
     assert reads.next_at(ALLOW, 1, None) == "b:1", "its filter passed nothing: it goes on"
@@ -54,10 +59,12 @@ def test_a_replica_keeps_a_reader_until_it_is_at_half_the_distance() -> None:
 
 
 def test_a_replica_sends_everybody_back_at_its_end() -> None:
-    reads = CopyReads("b:1", lambda: 10_000, 4_000)
+    counts = ReadCounts()
+    reads = replica(counts)
     assert reads.next_at(PREFER, 1, 9_000, is_at_end=True) == ""
     assert reads.next_at(ALLOW, 1, 0, is_at_end=True) == ""
     assert reads.next_at(NEVER, 1, 0) == ""
+    assert counts.sent_back == 3
 
 
 def test_far_is_two_fifths_of_the_memory_unless_it_is_configured() -> None:
