@@ -60,6 +60,14 @@ class GroupChoices:
     retry_queues: Annotated[
         int | None, typer.Option("--retry-queues", help="Queues of its retry topic.", show_default=False)
     ] = None
+    slow_reads_at: Annotated[
+        int | None,
+        typer.Option(
+            "--slow-reads-at",
+            help="Which copy in sync answers what is far behind, from 1 on; 0 = the leader does.",
+            show_default=False,
+        ),
+    ] = None
     delay_levels: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +83,7 @@ class GroupChoices:
             "consume_broadcast_enable": self.broadcast,
             "retry_max_times": self.retry_max_times,
             "retry_queue_nums": self.retry_queues,
+            "which_broker_when_consume_slowly": self.slow_reads_at,
             "delay_levels_ms": _delays(self.delay_levels),
         }
 

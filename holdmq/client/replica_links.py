@@ -73,7 +73,7 @@ class ReplicaLinks:
         return await connection.call(code, header, timeout_s)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection to a replica."""
         for address in list(self._links):
             self._close(address)
         if self._closing:
