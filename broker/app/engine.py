@@ -29,6 +29,8 @@ NEEDED_FILES: Final = ("topic.json", "subscriptionGroup.json", "consumerOffset.j
 """What a store that has records has, unless somebody lost it."""
 ANNOUNCE_S: Final = 60.0
 """How long a start waits until its log says again which queues were deleted: 100,000 at most."""
+TABLES_S: Final = 600.0
+"""How long a start waits until the tables are written down once: 10 GiB of them on a slow disk."""
 
 
 class OpenableStore(OrderedStore, Protocol):
@@ -142,8 +144,8 @@ def engine_of(
     )
 
 
-class DeletionsInLog(Protocol):
-    """A store whose log has the broker's state."""
+class StateTakingStore(Protocol):
+    """A store into whose log the broker's state moves."""
 
     @property
     def confirmed_position(self) -> int:
@@ -151,6 +153,9 @@ class DeletionsInLog(Protocol):
 
     def announce_deletions(self, done: Callable[[StorageError | None], None]) -> None:
         """Let the log say which queues were given up before it had the state."""
+
+    def keep_tables(self, done: Callable[[StorageError | None], None]) -> None:
+        """Let a snapshot of the tables hold what is confirmed, for copies that begin with it."""
 
 
 class KeptInLog:
@@ -174,7 +179,7 @@ class KeptInLog:
         self,
         logged: Disk,
         is_state_in_log: bool,
-        store: DeletionsInLog,
+        store: StateTakingStore,
         post: Callable[[Callable[[], object]], object],
     ) -> None:
         """Move the files where they belong; from now on the table of topics is its owner's. Blocking.
@@ -187,16 +192,27 @@ class KeptInLog:
             if not self._home.is_log():
                 if store.confirmed_position > 0 and not self._accept_backup:
                     self._home.refuse_without(NEEDED_FILES)
-                told: Future[StorageError | None] = Future()
-                post(partial(store.announce_deletions, told.set_result))
-                error = told.result(ANNOUNCE_S)
-                if error is not None:
-                    raise error
+                _await(store.announce_deletions, post, ANNOUNCE_S)
             elif self.state.files.is_empty and store.confirmed_position > 0 and not self._accept_backup:
                 self._home.refuse_without(NEEDED_FILES)
-            self._home.move_into_log(logged, self._accept_backup)
+            self._home.move_into_log(
+                logged, self._accept_backup, partial(_await, store.keep_tables, post, TABLES_S)
+            )
         else:
             self._home.move_out_of_log(logged)
+
+
+def _await(
+    ask: Callable[[Callable[[StorageError | None], None]], None],
+    post: Callable[[Callable[[], object]], object],
+    timeout_s: float,
+) -> None:
+    """Ask on the event loop for what takes a while, and wait for it. Blocking. StorageError, TimeoutError."""
+    told: Future[StorageError | None] = Future()
+    post(partial(ask, told.set_result))
+    error = told.result(timeout_s)
+    if error is not None:
+        raise error
 
 
 def _nothing() -> None:

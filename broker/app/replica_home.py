@@ -65,6 +65,8 @@ class ReplicaHome:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._closed.finish)
         settings = self._config.broker
+        if not StateHome(self._directory / "config", RealDisk()).is_log():
+            await self._move_state_into_log()
         table = TopicTable(settings.topics_max, settings.topic_queues_default)
         engine = engine_of(self._config, table, _never_lost, True, _never_wanted, True, self._may_hand_out)
         await loop.run_in_executor(None, engine.store.open)
@@ -72,6 +74,23 @@ class ReplicaHome:
         self.engine, self.table = engine, table
         self._clients.begin(engine.store, table)
         return engine.replicated
+
+    async def _move_state_into_log(self) -> None:
+        """A log of one copy that has records gets the broker's state before anybody copies it.
+
+        A copy of the records below that state would know nothing of their topics: neither which of them are
+        tables nor how their tags are looked for.
+        """
+        loop = asyncio.get_running_loop()
+        settings = self._config.broker
+        table = TopicTable(settings.topics_max, settings.topic_queues_default)
+        engine = engine_of(self._config, table, _never_lost, True, _never_wanted, True)
+        await loop.run_in_executor(None, engine.store.open)
+        try:
+            if engine.store.confirmed_position > 0:
+                await loop.run_in_executor(None, engine.prepare)
+        finally:
+            await loop.run_in_executor(None, engine.store.close)
 
     async def open_again(self) -> ReplicatedLog:
         await self.close()

@@ -395,9 +395,12 @@ class ReplicaAgent:
         self._spawn(self._change_log(self._begin_anew(start, leader)), "start over")
 
     async def _begin_anew(self, start: LogStart, leader: str) -> ReplicatedLog:
-        """Give the log up; rows of tables whose records the leader's log has given up come first."""
+        """Give the log up. The leader's tables come first, whose records its log may have given up.
+
+        They say as well which topics there are: a log of one copy has that behind its first records only.
+        """
         try:
-            tables = await self._receive_tables(leader) if start.position else None
+            tables = await self._receive_tables(leader)
         except HoldMQError as error:
             log.warning("the leader's tables did not come", replica=self.replica, reason=str(error))
             return await self._home.open_again()  # and once more from its hello on

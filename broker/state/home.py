@@ -2,7 +2,7 @@
 
 ::
 
-    config/*.json ─► log: every file ─► config/home.json: the log ─► config/before-log/*.json
+    config/*.json ─► log: every file ─► settled ─► config/home.json: the log ─► config/before-log/*.json
     config/home.json ◄─ files: every file of the log, whole ─► home.json removed
 
 A move that ends anywhere begins again at the next start, or has been made: `home.json` is what counts.
@@ -11,7 +11,7 @@ Without it the files of the directory do, if there are any, else the log: a copy
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -62,9 +62,12 @@ class StateHome:
         self._home.save({"home": "log"}, 1)
         self._put_aside()
 
-    def move_into_log(self, logged: Disk, accept_backup: bool = False) -> None:
+    def move_into_log(
+        self, logged: Disk, accept_backup: bool = False, settle: Callable[[], None] | None = None
+    ) -> None:
         """Let the log have them from now on; nothing if it has them already.
 
+        `settle` does what else must be so before the log counts; it is called when the files are in there.
         Raises StoreFormatError, and moves nothing, when one of them cannot be read, unless `accept_backup`:
         in the directory it is more easily put right.
         """
@@ -78,6 +81,8 @@ class StateHome:
                 logged.unlink(self._directory / name)
             log.info("the broker's state has moved into its log", files=len(names))
             logged.sync_all(self._directory)
+            if settle is not None:
+                settle()
         if not self.is_marked():
             self._home.save({"home": "log"}, 1)
         self._put_aside()

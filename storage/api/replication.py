@@ -42,7 +42,8 @@ class TableSnapshot(NamedTuple):
     """All tables of a log below `position`, as a file of `size` bytes that its leader has.
 
     Records of rows that the log gave up are in it alone: a copy that begins where the leader's log begins
-    needs it, or lacks them.
+    needs it, or lacks them. So it is with the topics of a log that had one copy: its records begin before
+    what the log says of them.
     """
 
     name: str

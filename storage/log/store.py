@@ -588,6 +588,11 @@ class LogStore:
             done,
         )
 
+    def keep_tables(self, done: Callable[[StorageError | None], None]) -> None:
+        """Call `done` once a snapshot of the tables holds all that is confirmed now: copies begin with it."""
+        assert self.tables is not None, "the state is in the log"
+        self.tables.wait_snapshot(self.confirmed_position, done)
+
     # Reads: every one is decided by state that appends and retention change
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:

@@ -84,6 +84,7 @@ class LogTables(TableAppends):
         self._unapplied: list[Followed] = []
         self._watches = KeyWatches()
         self._waiting: list[tuple[int, int, Reached]] = []
+        self._snapshots_awaited: list[tuple[int, Reached]] = []
         self._waits = 0
         self._failure: StorageError | None = None
         self._is_open = False
@@ -108,6 +109,15 @@ class LogTables(TableAppends):
             self._post(self._tell_waiting)
         self.follower.wake.set()
 
+    def wait_snapshot(self, position: int, reached: Reached) -> None:
+        """Call `reached` on the loop once a snapshot has the log below `position`, or an error.
+
+        Copies that begin anew get it: nothing of the log below it changes their tables.
+        """
+        self._snapshots_awaited.append((position, reached))
+        if self.is_free(position) or self._failure is not None:
+            self._post(self._tell_waiting)
+
     def _tell(self, changes: list[RowChanged]) -> None:
         self._watches.tell(changes)
         self._tell_waiting()
@@ -117,6 +127,14 @@ class LogTables(TableAppends):
         while waiting and (waiting[0][0] <= self.applied_position or self._failure is not None):
             reached = heappop(waiting)[2]
             reached(self._failure)
+        if self._snapshots_awaited:
+            done = self._files.snapshot_position
+            awaited, self._snapshots_awaited = self._snapshots_awaited, []
+            for position, told in awaited:
+                if position <= done or self._failure is not None:
+                    told(self._failure)
+                else:
+                    self._snapshots_awaited.append((position, told))
 
     # Called on any thread; these may wait for the disk
 
@@ -358,6 +376,8 @@ class LogTables(TableAppends):
             self._changed_since_snapshot = False
         else:
             self._files.extend_snapshot(position)
+        if self._snapshots_awaited:
+            self._post(self._tell_waiting)
 
 
 def wanted_by(is_table: Callable[[str], bool], files: TableFiles) -> Callable[[Batch], bool]:

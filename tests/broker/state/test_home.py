@@ -11,7 +11,7 @@ from logged_rows import ROOT, LoggedRows
 from sim_disk import PowerLoss, SimDisk
 
 from broker.state.home import ASIDE, StateHome
-from holdmq.errors import StoreFormatError
+from holdmq.errors import StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
 
@@ -66,6 +66,24 @@ def test_files_move_into_the_log_and_are_put_aside(rows: LoggedRows) -> None:
     appended = len(rows.appended)
     home.move_into_log(rows.disk())
     assert len(rows.appended) == appended, "a second time nothing happens"
+
+
+def test_the_log_counts_only_once_what_belongs_to_it_is_settled(rows: LoggedRows) -> None:
+    disk = SimDisk()
+    state = filled(disk)
+    home = StateHome(CONFIG, disk)
+
+    def fail() -> None:
+        assert state_on(rows.disk()) == state, "the log has all of it by then"
+        raise StorageError("the tables cannot be written", operation="write", path="tables")
+
+    with pytest.raises(StorageError, match="tables"):
+        home.move_into_log(rows.disk(), settle=fail)
+    assert not home.is_log()
+    settled: list[bool] = []
+    home.move_into_log(rows.disk(), settle=lambda: settled.append(home.is_log()))
+    assert settled == [False]
+    assert home.is_log()
 
 
 def test_and_back_again_with_what_changed_there(rows: LoggedRows) -> None:

@@ -288,6 +288,27 @@ def test_a_snapshot_is_made_once_while_nothing_changes(t: Tabled) -> None:
     assert len(list((t.directory / "tables").glob("snapshot.*.mdb"))) == 1
 
 
+def test_who_waits_for_a_snapshot_is_told_once_it_is_made(t: Tabled, monkeypatch: pytest.MonkeyPatch) -> None:
+    t.put([("a", b"1")])
+    told: list[StorageError | None] = []
+    t.store.keep_tables(told.append)
+    t.pump(lambda: bool(told))
+    assert told == [None]
+    assert t.tables.kept_from >= t.store.confirmed_position
+    t.store.keep_tables(told.append)
+    t.pump(lambda: len(told) == 2)
+    assert t.store.numbers()["tables_snapshots_total"] == 1, "what is there already is not made again"
+    t.put([("a", b"2")])
+
+    def fail(self: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(table_files.TableFiles, "snapshot", fail)
+    t.store.keep_tables(told.append)
+    t.pump(lambda: len(told) == 3)
+    assert isinstance(told[2], StorageError)
+
+
 @pytest.mark.parametrize("has_snapshot", [True, False])
 def test_tables_never_show_what_the_log_lost(t: Tabled, has_snapshot: bool, tmp_path: Path) -> None:
     t.put([("a", b"1"), ("b", b"1")])
