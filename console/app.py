@@ -24,7 +24,8 @@ from console.identity.audit import AuditLog
 from console.identity.identity import KnowsCallers, SignedInCallers
 from console.live.cluster import Cluster
 from console.live.feed import SharedFeed
-from console.management import dead_letters, groups, messages, overview, sessions, stored, topics
+from console.live.shards import Shards
+from console.management import dead_letters, groups, messages, overview, replicas, sessions, stored, topics
 from console.management.clients import ClusterClients
 from console.sql.analysis import Analysis
 from holdmq.config.analytics import ConsoleSection
@@ -40,6 +41,7 @@ def endpoint_table(
     feed: SharedFeed,
     cluster: Cluster,
     clients: ClusterClients,
+    shards: Shards,
     analyses: Analysis,
     callers: KnowsCallers,
     audit: AuditLog,
@@ -56,6 +58,7 @@ def endpoint_table(
             *groups.endpoints(clients),
             *messages.endpoints(clients),
             *dead_letters.endpoints(clients),
+            *replicas.endpoints(cluster, shards),
             *sessions.endpoints(cluster, clients),
             *stored.endpoints(clients),
             *analysis.endpoints(analyses),

@@ -20,6 +20,7 @@ from console.identity.identity import Everybody, KnowsCallers, SignedInCallers
 from console.identity.sessions import SignedInTable
 from console.live.cluster import Cluster
 from console.live.feed import SharedFeed
+from console.live.shards import Shards
 from console.management.clients import ClusterClients
 from console.sql.analysis import Analysis
 from console.sql.saved import FILE
@@ -56,16 +57,18 @@ async def main(config: Config, service: Service) -> None:
     section.check_exposure()
     listener = _bind(section.bind, section.port)
     port: int = listener.getsockname()[1]
-    cluster = Cluster(config.registries(), Security.of(config))
+    security = Security.of(config)
+    cluster = Cluster(config.registries(), security)
     tables = Path(config.stats.data_dir) / TABLES
     directory = Path(section.data_dir)
     await asyncio.to_thread(close_to_others, directory, FILE)
     feed = SharedFeed(tables / "tps_1s", cluster, section.streams_max)
     analysis = Analysis(tables, section, config.stats)
     clients = ClusterClients(cluster.admin)
+    shards = Shards(cluster.admin, cluster.client_id, security)
     audit = AuditLog(directory)
     callers = await _callers(section, directory, service)
-    endpoints = endpoint_table(feed, cluster, clients, analysis, callers, audit)
+    endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit)
     answering = EndpointServer(callers, audit)
     hosts = AllowedHosts(config.host_names())
     app = build(endpoints, answering, analysis, service.readiness, service.liveness, section, hosts)
@@ -118,10 +121,11 @@ async def described_api() -> dict[str, Any]:
     directory = Path(section.data_dir)
     feed = SharedFeed(Path(TABLES), cluster, 1)
     clients = ClusterClients(cluster.admin)
+    shards = Shards(cluster.admin, cluster.client_id, None)
     audit = AuditLog(directory)
     callers = SignedInCallers(AccountFile(directory), SignedInTable(1, 1))
     analysis = Analysis(Path(TABLES), section, StatsSection())
-    endpoints = endpoint_table(feed, cluster, clients, analysis, callers, audit)
+    endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit)
     return document(endpoints)
 
 

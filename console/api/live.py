@@ -64,11 +64,15 @@ class Tps(Noticed):
 
 
 class BrokerAnswer(Answer):
-    """A broker that the registry knows; `reason` why it is not reachable or not writable."""
+    """A broker that the registry knows; `reason` why it is not reachable or not writable.
+
+    `epoch`: in which it leads its copies, 0 = it has one copy.
+    """
 
     broker: str
     cluster: str
     address: str
+    epoch: int
     reachable: bool
     writable: bool
     reason: str

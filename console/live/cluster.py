@@ -39,9 +39,9 @@ class Cluster:
     """Asks the cluster whose registries are `registries` (host:port each). Call `open` before use."""
 
     def __init__(self, registries: list[str], security: Security | None = None) -> None:
-        name = f"console-{socket.gethostname()}-{os.getpid()}"
+        self.client_id = f"console-{socket.gethostname()}-{os.getpid()}"
         self.registries = registries
-        self.admin = Admin(registries, client_id=name, security=security)
+        self.admin = Admin(registries, client_id=self.client_id, security=security)
         self._turn = asyncio.Lock()
         self._asked_at = -FRESH_S
         self._view: Rows = {name: [] for name in NAMES}
@@ -209,7 +209,13 @@ def _broker_rows(
 def _broker_row(
     row: BrokerRow, state: BrokerStatusResponse | HoldMQError | None, connections: int
 ) -> dict[str, Any]:
-    known = {"broker": row.broker, "cluster": row.cluster, "address": row.address, "connections": connections}
+    known: dict[str, Any] = {
+        "broker": row.broker,
+        "cluster": row.cluster,
+        "address": row.address,
+        "epoch": row.epoch,
+        "connections": connections,
+    }
     if not isinstance(state, BrokerStatusResponse):
         away: dict[str, Any] = {"reachable": False, "writable": False, "log_bytes": 0}
         reason = "registered a moment ago" if state is None else str(state)

@@ -8,7 +8,7 @@ import { askPassword } from "./password.js";
 import { themeSwitch } from "./theme_switch.js";
 
 const NAVIGATION = [
-  ["Now", [["/", "Overview"], ["/alarms", "Alarms"]]],
+  ["Now", [["/", "Overview"], ["/replicas", "Replicas"], ["/alarms", "Alarms"]]],
   ["Messages", [["/topics", "Topics"], ["/messages", "Search"], ["/groups", "Groups"], ["/dead-letters", "Dead letters"]]],
   ["Clients", [["/sessions", "Sessions"], ["/connections", "Connections"]]],
   ["Past", [["/analysis", "Analysis"]]],
@@ -28,6 +28,7 @@ const PAGES = [
   [/^\/sessions$/, "sessions", "Sessions"],
   [/^\/sessions\/([^/]+)$/, "session", "Session"],
   [/^\/connections$/, "connections", "Connections"],
+  [/^\/replicas$/, "replicas", "Replicas"],
   [/^\/alarms$/, "alarms", "Alarms"],
   [/^\/accounts$/, "accounts", "Accounts"],
   [/^\/audit$/, "audit", "Audit"],

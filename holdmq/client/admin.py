@@ -41,6 +41,8 @@ TOPIC_COLUMNS: Final = ("topic", "kind", "write_queues", "read_queues", *TopicSt
 """What pages of topics may be sorted by."""
 ADMIN_TIMEOUT_S: Final = 5.0
 """How long one broker may take: it answers from memory."""
+REPLICAS_TIMEOUT_S: Final = 2.0
+"""How long one broker may take when it is asked for its replicas: they are looked at when it is gone."""
 
 
 @dataclass(slots=True)
@@ -195,7 +197,7 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         def read(reply: Reply) -> dict[str, str]:
             return dict(rows(ReplicaRow, reply.header(ReplicaListResponse).replicas))
 
-        return await self._read_all(RequestCode.REPLICA_LIST, Empty(), read)
+        return await self._read_all(RequestCode.REPLICA_LIST, Empty(), read, REPLICAS_TIMEOUT_S)
 
     async def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
         """List the connections of every live broker."""

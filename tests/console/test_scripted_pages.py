@@ -21,6 +21,7 @@ PAGES = {
     "Sessions": "/sessions",
     "meter-001": "/sessions/meter-001",
     "Connections": "/connections",
+    "Replicas": "/replicas",
     "Alarms": "/alarms",
     "Accounts": "/accounts",
     "Audit": "/audit",
@@ -299,4 +300,48 @@ async def test_the_menu_of_a_phone_opens_goes_and_gives_the_focus_back(
     await page.goto(script.url + "/groups")
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await page.close()
+
+
+async def test_the_lead_is_handed_to_a_replica_that_may_take_it_after_a_question(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/replicas")
+    rows = page.get_by_role("table", name="Replicas of broker-0").locator("tbody tr")
+    await expect(rows).to_have_count(3)
+    await expect(rows.nth(0)).to_contain_text("leader")
+    await expect(rows.nth(0)).to_contain_text("6\u2009s")
+    await expect(rows.nth(1)).to_contain_text("576\u2009B")
+    # Only who has everything is offered the lead, and only by a leader.
+    await expect(page.get_by_role("button", name="Switch")).to_have_count(1)
+    await expect(page.locator("main")).to_contain_text(f"a: no connection to host-a.example:10912 {ODD_NAME}")
+    await expect(page.locator("main")).to_contain_text("It has one copy of its log")
+    await expect(page.locator("main")).to_contain_text("holdmq replica promote --accept-loss")
+    assert await page.get_by_role("table", name="Replicas of broker-2").count() == 0
+    deed = button(page, "Switch broker-0 to b")
+    await deed.click()
+    assert await barriers_of(page) == []
+    await page.keyboard.press("Escape")
+    await expect(deed).to_be_focused()
+    assert script.said == []
+    await deed.click()
+    await button(page.get_by_role("dialog"), "Switch").click()
+    await expect(page.locator("#said")).to_have_text("b leads broker-0.")
+    assert script.said == [("POST", "replicas/broker-0/switch", {"to": "b"})]
+    script.refused["POST replicas/broker-0/switch"] = refusal(409, "NOT_LEADER", "nobody leads broker-0")
+    await deed.click()
+    await button(page.get_by_role("dialog"), "Switch").click()
+    await expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("nobody leads broker-0")
+    assert [fault for fault in faults if "409" not in fault] == []
+    await page.close()
+
+
+async def test_a_viewer_sees_replicas_and_hands_no_lead_over(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    script.be("viewer")
+    page, faults = await opened(browser, script, "/replicas")
+    await expect(page.get_by_role("table", name="Replicas of broker-0").locator("tbody tr")).to_have_count(3)
+    await expect(page.get_by_role("button", name="Switch")).to_have_count(0)
+    assert faults == []
     await page.close()

@@ -388,6 +388,7 @@ async def test_who_is_told_of_what_was_done_and_every_page_keeps_nobody_from_usi
         async with signed_in(installation, browser, color_scheme=scheme) as page:
             for name in (
                 "Overview",
+                "Replicas",
                 "Alarms",
                 "Topics",
                 "Search",

@@ -188,16 +188,23 @@ def test_an_etcd_is_reached_with_the_files_of_one_secret(tmp_path: Path) -> None
     assert there == {etcd.password_file, etcd.tls_ca, etcd.tls_cert, etcd.tls_key}
 
 
-def test_policies_let_copies_reach_each_other_and_who_decides() -> None:
-    policy = render(COPIES).one("NetworkPolicy", f"{NAME}-broker")["spec"]
+def test_policies_let_copies_reach_each_other_and_who_decides_and_the_console_ask_them() -> None:
+    rendered = render(COPIES)
+    policy, console = (
+        rendered.one("NetworkPolicy", f"{NAME}-{component}")["spec"] for component in ("broker", "console")
+    )
     port = Config().replication.port
-    for direction, side in (("ingress", "from"), ("egress", "to")):
-        (rule,) = (one for one in policy[direction] if {"port": port} in one["ports"])
+    for rules, side, peers in (
+        (policy["ingress"], "from", ["broker", "console"]),
+        (policy["egress"], "to", ["broker"]),
+        (console["egress"], "to", ["broker"]),
+    ):
+        (rule,) = (one for one in rules if {"port": port} in one["ports"])
         (peer,) = rule[side]
         (expression,) = peer["podSelector"]["matchExpressions"]
-        assert expression["values"] == ["broker"]
+        assert expression["values"] == peers
     assert {"ports": [{"port": 443}, {"port": 6443}]} in policy["egress"]
-    alone = json.dumps(anonymous().one("NetworkPolicy", f"{NAME}-broker"))
+    alone = json.dumps(anonymous().all("NetworkPolicy"))
     assert f"{port}" not in alone
     assert "6443" not in alone
 

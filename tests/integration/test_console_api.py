@@ -132,6 +132,13 @@ def test_a_group_is_made_moved_and_deleted(console: httpx.Client) -> None:
 def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:
     cluster = done(console.get("cluster"))
     assert [b["broker"] for b in cluster["brokers"]] == ["broker-0"]
+    assert [b["epoch"] for b in cluster["brokers"]] == [0]
+    assert done(console.get("replicas")) == {
+        "shards": [{"broker": "broker-0", "copies": 1, "epoch": 0, "leader": "", "ok": True, "replicas": []}]
+    }
+    refused = console.post("replicas/broker-0/switch", json={"to": "b"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "ONE_COPY")
+    assert console.post("replicas/nobody/switch", json={"to": "b"}).status_code == 404
     assert done(console.get("alarms"))["history"] == []
     assert done(console.get("sessions", params={"prefix": "x"})) == {
         "sessions": [],

@@ -82,10 +82,11 @@ def test_a_process_tells_that_it_lives_and_is_ready_and_only_metrics_of_the_page
             assert set(sample.labels) <= {*metric.labels, "le"}
 
 
-def _is_of_kv(name: str) -> bool:
-    """Whether only a store of the key-value engine tells it: these brokers have the log engine."""
+def _is_of_other_stores(name: str) -> bool:
+    """Whether only a store of the key-value engine, or one with copies, tells it."""
     own = ("retention_bytes_total", "timer_scheduled_total")
-    return name.startswith("holdmq_store_kv_") or name.removeprefix("holdmq_store_") in own
+    of_others = ("holdmq_store_kv_", "holdmq_store_replica_")
+    return name.startswith(of_others) or name.removeprefix("holdmq_store_") in own
 
 
 def test_the_broker_and_the_gateway_tell_all_that_is_declared_for_them(stack: Stack) -> None:
@@ -95,5 +96,5 @@ def test_the_broker_and_the_gateway_tell_all_that_is_declared_for_them(stack: St
     ):
         told = stack.http(name, "/metrics")[1]
         for metric in declared_metrics():
-            if metric.name.startswith(prefixes) and not _is_of_kv(metric.name):
+            if metric.name.startswith(prefixes) and not _is_of_other_stores(metric.name):
                 assert f"# TYPE {metric.name} " in told, metric.name

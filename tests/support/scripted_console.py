@@ -109,6 +109,40 @@ def session_row(number: int) -> dict[str, Any]:
     }
 
 
+def replica_row(replica: str, role: str, is_led: bool) -> dict[str, Any]:
+    is_there, leads = role != "missing", role == "leader"
+    return {
+        "replica": replica,
+        "address": f"host-{replica}.example:10912",
+        "role": role,
+        "does": "leading" if leads else "copying" if is_there else "",
+        "reason": "" if is_there else f"no connection to host-{replica}.example:10912 {ODD_NAME}",
+        "serves": leads,
+        "in_sync": role in ("leader", "in sync"),
+        "whole": is_there or None,
+        "epoch": 7 if is_there else None,
+        "end": 1_048_576 if is_there else None,
+        "confirmed": 1_048_000 if is_there else None,
+        "behind_ms": 40 if is_led and not leads else None,
+        "behind_bytes": 576 if is_led and not leads else None,
+        "lease_ms": 6200 if leads else None,
+        "may_lead": is_led and role == "in sync",
+    }
+
+
+def shard_row(broker: str, *roles: str) -> dict[str, Any]:
+    return {
+        "broker": broker,
+        "copies": max(1, len(roles)),
+        "epoch": 7 if roles else 0,
+        "leader": "a" if "leader" in roles else "",
+        "ok": "missing" not in roles,
+        "replicas": [
+            replica_row(chr(ord("a") + place), role, "leader" in roles) for place, role in enumerate(roles)
+        ],
+    }
+
+
 def alarm_row(state: str) -> dict[str, Any]:
     return {
         "kind": "backlog_age",
@@ -229,6 +263,7 @@ ORDERS: Final[dict[str, dict[str, Any]]] = {
     },
     "dead-letters/billing/resend": {"resent": 1, "repeated": 0, "failures": []},
     "dead-letters/billing/purge": {"purged": 8},
+    "replicas/broker-0/switch": {"leader": "b"},
     "accounts": {"account": {"name": "grace"}, "password": "shown-once"},
     "tokens": {"record": {"name": "ci"}, "token": "shown-once"},
 }
@@ -265,6 +300,13 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
         "next": None,
         "messages": 8,
         "resent": 4,
+    },
+    "replicas": {
+        "shards": [
+            shard_row("broker-0", "leader", "in sync", "learner"),
+            shard_row("broker-1", "missing", "in sync", "in sync"),
+            shard_row("broker-2"),
+        ]
     },
     "alarms": {"active": [alarm_row("has waited")], "history": [alarm_row("had waited")]},
     "accounts": {
