@@ -146,7 +146,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.SESSION_FENCED: CodeInfo(False, "the session was opened anew elsewhere, or ended"),
     Code.NOT_LEADER: CodeInfo(True, "another replica leads this broker's shard: refresh the route"),
     Code.NOT_ENOUGH_REPLICAS: CodeInfo(True, "too few copies are in sync to acknowledge: try again"),
-    Code.ASK_REPLICA: CodeInfo(True, "a replica in sync has it: ask the one that the answer names"),
+    Code.ASK_REPLICA: CodeInfo(False, "a replica in sync has it: ask the one that the answer names"),
     Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it again"),
 }
 

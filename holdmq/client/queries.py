@@ -6,18 +6,18 @@ import asyncio
 import heapq
 import json
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
-from holdmq.client.pull_consumer import PullConsumer
-from holdmq.client.route import TopicRoute
+from holdmq.client.pull_consumer import PullConsumer, ReadReplicas
+from holdmq.client.route import RouteTable, TopicRoute
 from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
 from holdmq.message import Message, MessageId, TopicQueue
 from holdmq.record.codec import decode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import rows
+from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import HeartbeatRequest
 from holdmq.wire.query_headers import (
     MessageBackwardsRequest,
@@ -29,6 +29,10 @@ from holdmq.wire.query_headers import (
     OffsetAtResponse,
     QueueOffset,
 )
+from holdmq.wire.replica_reads import ReplicaReads
+
+if TYPE_CHECKING:
+    from holdmq.rpc.security import Security
 
 TIMEOUT_S: Final = 10.0
 """Deadline of one look-up, retries included: it may have to wait for a cold disk."""
@@ -43,6 +47,8 @@ BROKERS_AT_ONCE: Final = 16
 """Queues asked at a time: a topic may have thousands."""
 REPLAY_HOLD_MS: Final = 200
 """How long a poll of a replay waits: what it reads is there, or was rejected by its filter."""
+REPLICA_S: Final = 5.0
+"""How long a replica may take for a look-up; then its leader is asked."""
 
 
 class MessagePage(NamedTuple):
@@ -68,12 +74,34 @@ class QueueAt(NamedTuple):
 class Messages(AdminCalls):
     """Looks messages up. Use it as `async with Messages(["host:9876"]) as messages`, on one event loop.
 
-    `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError
-    when a broker that it needs does not answer for `timeout_s`, and RemoteError when one refuses.
+    `routes`: share this RouteTable, which the caller starts and closes. `read_replicas`: whether replicas of
+    a broker that do not lead it may answer, as of `PullConsumer`; what is of the last seconds may be missing
+    with `prefer`. Every call raises TransportError when a broker that it needs does not answer for
+    `timeout_s`, and RemoteError when one refuses.
     """
 
     KIND = "messages"
     TIMEOUT_S = TIMEOUT_S
+
+    def __init__(
+        self,
+        registries: Sequence[str] = (),
+        *,
+        client_id: str = "",
+        role: str = "console",
+        routes: RouteTable | None = None,
+        security: Security | None = None,
+        timeout_s: float | None = None,
+        read_replicas: ReadReplicas = "allow",
+    ) -> None:
+        try:
+            self._wanted = ReplicaReads.of(read_replicas)
+        except ValueError as error:
+            raise UsageError(f"read_replicas: {error}") from error
+        self._read_replicas = read_replicas
+        super().__init__(
+            registries, client_id=client_id, role=role, routes=routes, security=security, timeout_s=timeout_s
+        )
 
     async def get(self, message_id: MessageId | str) -> Message:
         """The message that an id names, from the broker whose store it is in.
@@ -83,7 +111,9 @@ class Messages(AdminCalls):
         """
         wanted = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
         broker = await self._broker_of(wanted)
-        reply = await self.call(RequestCode.MESSAGE_GET, broker, MessageGetRequest(str(wanted)))
+        reply = await self._look_up(
+            RequestCode.MESSAGE_GET, broker, lambda replicas: MessageGetRequest(str(wanted), replicas)
+        )
         (message,) = _messages(reply, broker, 1)
         return message
 
@@ -108,12 +138,14 @@ class Messages(AdminCalls):
         asked = await self._search(topic, cursor)
         wanted = max(1, min(count, PAGE_MAX))
 
-        def request(before: int | None) -> MessageFindRequest:
-            text = key or unique_id
-            return MessageFindRequest(topic, text, bool(unique_id), begin_ms, end_ms, before, wanted)
-
         async def ask(broker: str) -> tuple[MessageFindResponse, list[Message]]:
-            reply = await self.call(RequestCode.MESSAGE_FIND, broker, request(asked[broker]))
+            def request(replicas: ReplicaReads) -> MessageFindRequest:
+                text, before = key or unique_id, asked[broker]
+                return MessageFindRequest(
+                    topic, text, bool(unique_id), begin_ms, end_ms, before, wanted, replicas
+                )
+
+            reply = await self._look_up(RequestCode.MESSAGE_FIND, broker, request)
             answer = reply.header(MessageFindResponse)
             return answer, _messages(reply, broker, answer.records)
 
@@ -258,7 +290,9 @@ class Messages(AdminCalls):
         begins = {queue: at for queue, at in begins.items() if at.offset < ends.get(queue, 0)}
         if not begins:
             return
-        async with PullConsumer(routes=self.routes, tag_filter=tag_filter) as consumer:
+        async with PullConsumer(
+            routes=self.routes, tag_filter=tag_filter, read_replicas=self._read_replicas
+        ) as consumer:
             await consumer.assign(list(begins), 0)
             for queue, at in begins.items():
                 await consumer.seek(queue, at.offset, at.log_epoch)
@@ -275,6 +309,23 @@ class Messages(AdminCalls):
                         yield message
 
     # Whom to ask
+
+    async def _look_up(
+        self, code: RequestCode, broker: str, header: Callable[[ReplicaReads], Header]
+    ) -> Reply:
+        """Ask a broker, then the replica that it names in its place, and the broker again if that fails."""
+        try:
+            return await self.call(code, broker, header(self._wanted))
+        except RemoteError as error:
+            replica = error.ext_fields.get("replica")
+            if error.code != Code.ASK_REPLICA or not isinstance(replica, str):
+                raise
+        try:
+            timeout_s = min(REPLICA_S, self.timeout_s)
+            return await self.routes.replicas.call(replica, code, header(self._wanted), timeout_s)
+        except HoldMQError:
+            # Whatever it is: the leader may have it, and says for certain when it has not.
+            return await self.call(code, broker, header(ReplicaReads.NEVER))
 
     async def _broker_of(self, message_id: MessageId) -> str:
         """The live broker whose store an id names."""
@@ -327,7 +378,8 @@ class _Backwards:
     """One queue read backwards; `found` are messages that were read and not yet taken."""
 
     __slots__ = (
-        "_begin_ms", "_is_done", "_left", "_messages", "_offset", "_queue", "_tag_filter", "found",
+        "_begin_ms", "_is_done", "_left", "_messages", "_offset", "_position", "_queue", "_tag_filter",
+        "found",
     )  # fmt: skip
 
     def __init__(
@@ -344,6 +396,7 @@ class _Backwards:
         self._queue = queue
         self._tag_filter = tag_filter
         self._offset = offset
+        self._position: int | None = None
         self._begin_ms = begin_ms
         self._left = look_back
         self._is_done = offset == 0
@@ -359,17 +412,31 @@ class _Backwards:
         """Read on until something is found, or nothing is left."""
         count = PAGE_MESSAGES if self._tag_filter is None else PAGE_MAX
         while not self.found and not self._is_done and self._left > 0:
-            topic, broker, queue_id = self._queue
-            request = MessageBackwardsRequest(
-                topic, queue_id, self._offset, min(count, self._left), PAGE_BYTES, self._tag_filter
-            )
-            reply = await self._messages.call(RequestCode.MESSAGE_BACKWARDS, broker, request)
+            reply = await self._read(min(count, self._left))
             answer = reply.header(MessageBackwardsResponse)
-            read = _messages(reply, broker, answer.records)
+            read = _messages(reply, self._queue.broker, answer.records)
+            if read:
+                self._position = _position(read[-1])
             self.found.extend(message for message in read if message.store_ms >= self._begin_ms)
             self._left -= count
             self._offset = answer.next_offset
             self._is_done = answer.next_offset is None or len(self.found) < len(read)
+
+    async def _read(self, count: int) -> Reply:
+        def request(replicas: ReplicaReads) -> MessageBackwardsRequest:
+            topic, _, queue_id = self._queue
+            return MessageBackwardsRequest(
+                topic,
+                queue_id,
+                self._offset,
+                count,
+                PAGE_BYTES,
+                self._tag_filter,
+                replicas,
+                self._position,
+            )
+
+        return await self._messages._look_up(RequestCode.MESSAGE_BACKWARDS, self._queue.broker, request)
 
 
 def _messages(reply: Reply, broker: str, count: int) -> list[Message]:

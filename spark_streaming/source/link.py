@@ -18,17 +18,17 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 import structlog
 
 from holdmq.client.leads import FAILOVER_S, LEAD_DOUBTED_S, Leads
+from holdmq.client.replica_links import ReplicaLinks
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest, PullColumnsResponse, split_buffers
+from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
     BrokerRow,
-    PulledQueue,
     QueueBounds,
     QueueBoundsRequest,
     QueueBoundsResponse,
@@ -37,8 +37,10 @@ from holdmq.wire.headers import (
     RouteRow,
 )
 from holdmq.wire.query_headers import OffsetAtRequest, OffsetAtResponse, QueueOffset
+from holdmq.wire.replica_reads import ReplicaReads
 from spark_streaming.source.kept import Kept
 from spark_streaming.source.offsets import SourceBounds
+from spark_streaming.source.replica_pulls import PULL_TIMEOUT_S, PulledColumns, ReplicaPulls, WantedColumns
 
 ASK_TIMEOUT_S: Final = 2.0
 """How long planning waits for a registry or broker: an absent one is left out of this batch."""
@@ -50,10 +52,6 @@ SEEK_MIN_S: Final = 0.25
 answer takes."""
 SEEK_MAX_S: Final = 1.0
 """Between two questions to registries, while an answer does not come."""
-PULL_TIMEOUT_S: Final = 10.0
-"""How long one PULL may take before it is asked again: a cold read of 8 MiB takes a fraction of it."""
-PULL_MAX_BYTES: Final = 8 << 20
-"""The largest answer a broker gives: fewest round trips, and bounded memory of a task."""
 LOOK_UPS_AT_ONCE: Final = 64
 """Topics of one broker whose offsets at a time are asked for together: a fraction of what it lets wait."""
 ROLE: Final = "stats"
@@ -76,15 +74,6 @@ class Positions(NamedTuple):
     silent: tuple[str, ...]
 
 
-class PulledColumns(NamedTuple):
-    """One answer: a row per queue that there was room for, and the buffers of `columns` over all of them."""
-
-    queues: list[PulledQueue]
-    columns: tuple[str, ...]
-    buffers: list[memoryview]
-    log_epoch: int
-
-
 class ClusterLink:
     """Connections of this process to the registries and brokers of one cluster; used from any thread."""
 
@@ -95,6 +84,8 @@ class ClusterLink:
         self._brokers: dict[str, Client] = {}
         self._topics: dict[str, list[str]] = {}
         self._leads = Leads()
+        self._replicas = ReplicaLinks(ROLE, f"spark-{os.getpid()}", security=security)
+        self._pulls = ReplicaPulls(self._replicas, self._ask)
         self._silent_since: dict[str, float] = {}
         """Brokers that did not answer when they were asked last, and the loop's time of the first of it."""
         self._loop = asyncio.new_event_loop()
@@ -117,15 +108,13 @@ class ClusterLink:
         """
         return self._wait(self._offsets_at(is_wanted, store_ms))
 
-    def pull(
-        self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
-    ) -> PulledColumns:
-        """Read columns of the next records of `queues` at `broker`, in one answer of bounded size.
+    def pull(self, broker: str, queues: Sequence[ColumnQueue], wanted: WantedColumns) -> PulledColumns:
+        """Read the next records of `queues` at `broker`, in one answer of bounded size.
 
-        `tags`: only messages with one of them, None = all. Raises TransportError (away; asking again looks
-        its address up anew), RemoteError (refused), WireError (the answer makes no sense).
+        It may be of some of them alone, from a replica. Raises TransportError (away; asking again looks its
+        address up anew), RemoteError (refused), WireError (the answer makes no sense).
         """
-        return self._wait(self._pull(broker, queues, columns, tags))
+        return self._wait(self._pulls.pull(broker, queues, wanted))
 
     def patience_s(self, brokers: Iterable[str]) -> float:
         """How long brokers that are silent may be while another copy of them comes to lead; 0 = none will."""
@@ -328,16 +317,13 @@ class ClusterLink:
             raise TransportError(f"no registry knows the address of broker {broker}")
         return client
 
-    async def _pull(
-        self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
-    ) -> PulledColumns:
+    async def _ask(self, broker: str, request: PullColumnsRequest) -> Reply:
         client = self._brokers.get(broker)
         if client is None or client.connection is None or broker in self._silent_since:
             # Not connected yet, lost, or silent: it may be somewhere else by now.
             await self._refresh_routes()
             lost = [broker] if broker in self._silent_since else []
             await self._ask_who_leads(self._registries[1:], lost)
-        request = PullColumnsRequest(list(queues), list(columns), PULL_MAX_BYTES, tags)
         try:
             reply = await self._led(
                 broker, partial(self._call, broker, RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
@@ -346,11 +332,10 @@ class ClusterLink:
             self._unheard(broker)
             raise
         self._silent_since.pop(broker, None)
-        answer = reply.header(PullColumnsResponse)
-        buffers = split_buffers(reply.body, columns, answer.buffers)
-        return PulledColumns(rows(PulledQueue, answer.queues), columns, buffers, answer.log_epoch)
+        return reply
 
     async def _close(self) -> None:
+        await self._replicas.close()
         for clients in (self._registry_clients, self._brokers):
             for client in clients.values():
                 await client.close()
@@ -363,10 +348,11 @@ class ColumnPuller(NamedTuple):
     link: ClusterLink
     columns: tuple[str, ...]
     tags: list[str] | None
+    read_replicas: ReplicaReads = ReplicaReads.ALLOW
 
     def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> PulledColumns:
         """Pull chosen columns as `ClusterLink.pull` does."""
-        return self.link.pull(broker, queues, self.columns, self.tags)
+        return self.link.pull(broker, queues, WantedColumns(self.columns, self.tags, self.read_replicas))
 
 
 def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:

@@ -16,6 +16,7 @@ from holdmq.errors import ConfigError, UsageError
 from holdmq.names.topics import topic_fault
 from holdmq.rpc.security import Security
 from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
+from holdmq.wire.replica_reads import ReplicaReads
 from spark_streaming.source.columns import COLUMNS
 from spark_streaming.source.offsets import LATEST, Offsets, check_offsets
 
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     columns: tuple[str, ...]
     read_timeout_s: float
     security: Security | None
+    read_replicas: ReplicaReads = ReplicaReads.ALLOW
 
     def is_wanted(self, topic: str) -> bool:
         """Return whether `topic` is read: it matches a name or pattern and is no system topic."""
@@ -167,6 +169,10 @@ def _time_ms(text: str) -> int:
     return -((datetime(1970, 1, 1, tzinfo=UTC) - moment) // timedelta(milliseconds=1))
 
 
+def _read_replicas(value: str) -> ReplicaReads:
+    return ReplicaReads.of(value.strip().lower())
+
+
 def _text(value: str) -> str:
     return value.strip()
 
@@ -195,6 +201,12 @@ _READ: Final[dict[str, _Option]] = {
     "columns": _Option("*", _columns, "columns to read; leaving out body and texts is cheapest"),
     "read_timeout_ms": _Option(
         str(READ_TIMEOUT_DEFAULT_MS), _count, "how long a task waits for an absent broker before it fails"
+    ),
+    "read_replicas": _Option(
+        "allow",
+        _read_replicas,
+        "whether copies of a broker that do not lead it may answer: allow (what is far behind), prefer "
+        "(whatever they have) or never",
     ),
 }
 SECURITY: Final[dict[str, _Option]] = {
@@ -248,6 +260,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         columns=values["columns"],
         read_timeout_s=values["read_timeout_ms"] / 1000,
         security=_security(values),
+        read_replicas=values["read_replicas"],
     )
 
 

@@ -14,8 +14,8 @@ from holdmq.message import TopicQueue
 from holdmq.wire.column_headers import COLUMNS_QUEUES_MAX, ColumnQueue
 from holdmq.wire.headers import PulledQueue
 from spark_streaming.source.columns import ColumnAnswer, QueueRows
-from spark_streaming.source.link import PulledColumns
 from spark_streaming.source.offsets import FROM_FIRST, OffsetRange
+from spark_streaming.source.replica_pulls import PulledColumns
 
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0

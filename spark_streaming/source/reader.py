@@ -129,7 +129,12 @@ def _read(
     schema = arrow_schema(options.columns)
     link = link_to(options.registries, options.security)
     answers = RangeReader(
-        ColumnPuller(link, asked_of(options.columns), None if tags is None else sorted(tags)),
+        ColumnPuller(
+            link,
+            asked_of(options.columns),
+            None if tags is None else sorted(tags),
+            options.read_replicas,
+        ),
         wanted,
         fail_on_data_loss=options.fail_on_data_loss,
         timeout_s=options.read_timeout_s,

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import pytest
 from replica_processes import ReplicaStack, replica_stack
 
-from holdmq.client import Consumer, Producer, PullConsumer
+from holdmq.client import Consumer, Messages, Producer, PullConsumer
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.message import Message
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import Empty
+from spark_streaming.source.link import close_links
+from spark_streaming.source.reader import HoldMQDataSource
 
 MESSAGES = 40_000
 BODY_BYTES = 400
@@ -242,6 +244,70 @@ def test_a_reader_that_keeps_its_place_gets_each_message_once_while_replica_and_
         asyncio.run(read_all(shard, "prefer", disturb)).check_once_in_order()
     finally:
         shard.start_again(first)
+
+
+@pytest.mark.timeout(300)
+def test_spark_reads_from_a_replica_as_it_is_told_to_also_while_that_is_killed(shard: ReplicaStack) -> None:
+    leader = shard.wait_leader()
+    killed = copies(shard)[0]
+
+    def numbers(read_replicas: str, kill: bool = False) -> list[int]:
+        given = {"registry": ",".join(shard.registries), "topics": "t", "read_replicas": read_replicas}
+        source = HoldMQDataSource({**given, "columns": "queue,offset,body", "max_partitions": "1"})
+        reader = source.reader(source.schema())
+        found: list[int] = []
+        for partition in reader.partitions():
+            for batch in reader.read(partition):
+                found += [int(body.split(b" ", 1)[0]) for body in batch.column("body").to_pylist()]
+                if kill and "broker" in shard.stacks[killed].processes:
+                    shard.kill(killed)
+        return found
+
+    try:
+        before = served(shard)
+        assert sorted(numbers("prefer")) == list(range(MESSAGES))
+        assert served(shard) > before
+        before = served(shard), reads(shard, leader)["redirected"]
+        assert sorted(numbers("never")) == list(range(MESSAGES))
+        assert (served(shard), reads(shard, leader)["redirected"]) == before
+        assert sorted(numbers("prefer", kill=True)) == list(range(MESSAGES))
+    finally:
+        close_links()
+        if "broker" not in shard.stacks[killed].processes:
+            shard.start_again(killed)
+
+
+@pytest.mark.timeout(300)
+def test_look_ups_and_replays_go_to_a_replica_and_to_the_leader_when_that_is_gone(
+    shard: ReplicaStack,
+) -> None:
+    killed = copies(shard)[0]
+
+    async def look_up(messages: Messages) -> tuple[list[int], int, int]:
+        page = await messages.newest_page("t", count=50)
+        first = page.messages[-1]
+        assert first.message_id is not None
+        got = await messages.get(first.message_id)
+        assert got.body == first.body
+        replayed = [number_of(message) async for message in messages.replay("t", 0)]
+        return [number_of(message) for message in page.messages], len(replayed), len(set(replayed))
+
+    async def run() -> None:
+        async with Messages(shard.registries, read_replicas="never") as messages:
+            before = await asyncio.to_thread(served, shard)
+            wanted = await look_up(messages)
+            assert wanted[1:] == (MESSAGES, MESSAGES)
+            assert await asyncio.to_thread(served, shard) == before
+        async with Messages(shard.registries, read_replicas="prefer") as messages:
+            assert await look_up(messages) == wanted
+            assert await asyncio.to_thread(served, shard) > before + 3
+            await asyncio.to_thread(shard.kill, killed)
+            assert await look_up(messages) == wanted
+
+    try:
+        asyncio.run(run())
+    finally:
+        shard.start_again(killed)
 
 
 def test_a_copy_takes_connections_of_readers_alone_and_leaves_all_else_to_the_leader(

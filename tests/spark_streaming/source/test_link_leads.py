@@ -15,7 +15,7 @@ from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import Server
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.column_headers import PullColumnsResponse
+from holdmq.wire.column_headers import ColumnQueue, PullColumnsResponse
 from holdmq.wire.headers import (
     PROTOCOL_VERSION,
     BrokerRegisterRequest,
@@ -25,9 +25,11 @@ from holdmq.wire.headers import (
     QueueBoundsResponse,
     TopicRow,
 )
+from holdmq.wire.replica_reads import ReplicaReads
 from registry.server import RegistryServer
 from spark_streaming.source import link as module
 from spark_streaming.source.link import ClusterLink
+from spark_streaming.source.replica_pulls import WantedColumns
 
 QUEUE = TopicQueue("t", "b", 0)
 
@@ -93,7 +95,9 @@ class Cluster:
 
     async def pull(self) -> int:
         """The leader's answer to a task: its own `end`."""
-        return (await asyncio.to_thread(self.link.pull, "b", [], (), None)).log_epoch
+        wanted = WantedColumns((), None, ReplicaReads.NEVER)
+        queues = [ColumnQueue("t", 0, 0, 0, 1)]
+        return (await asyncio.to_thread(self.link.pull, "b", queues, wanted)).log_epoch
 
     async def close(self) -> None:
         await asyncio.to_thread(self.link.close)

@@ -9,9 +9,9 @@ from holdmq.errors import Code, RemoteError, TransportError, WireError
 from holdmq.message import TopicQueue
 from holdmq.wire.column_headers import COLUMNS_QUEUES_MAX, ColumnQueue
 from holdmq.wire.headers import PulledQueue
-from spark_streaming.source.link import PulledColumns
 from spark_streaming.source.offsets import FROM_FIRST, OffsetRange
 from spark_streaming.source.ranges import DataLossError, RangeReader
+from spark_streaming.source.replica_pulls import PulledColumns
 
 EPOCH = 5
 Script = Callable[[ColumnQueue], PulledQueue | Exception]
