@@ -15,6 +15,7 @@
     │   ├── StoreReadOnlyError  a failed disk: read-only until restart
     │   ├── ShardLostError      another process owns what this store kept, or leads: outcome unknown
     │   ├── NotLeaderError      another replica takes records: nothing is stored
+    │   ├── FewReplicasError    too few copies follow to acknowledge: nothing is stored (retriable)
     │   ├── StoreFormatError    a directory, file or format that must not be opened
     │   └── CorruptRecordError  damage below the checkpoint
     ├── CoordinatorError        no answer of a shard's coordinator: outcome unknown (retriable)
@@ -251,6 +252,12 @@ class NotLeaderError(StorageError):
     """This replica does not lead its shard, or has stopped to: nothing is stored, ask who leads."""
 
     code = Code.NOT_LEADER
+
+
+class FewReplicasError(StorageError):
+    """Fewer copies follow this leader than it needs to acknowledge: nothing is stored, ask again later."""
+
+    code = Code.NOT_ENOUGH_REPLICAS
 
 
 class StoreFormatError(StorageError):

@@ -333,5 +333,6 @@ REPLICATION: Final = {
     "reads_redirected_total": "Queues and look-ups that this replica, leading, sent to a copy.",
     "reads_served_total": "Requests to read that this replica took as a copy.",
     "reads_sent_back_total": "Requests and queues that this replica, as a copy, sent back to the leader.",
+    "refused_total": "Records refused as too few replicas follow to acknowledge them.",
 }
 """Behind holdmq_replication_, of a broker with copies: `replication.replicas`."""

@@ -29,10 +29,12 @@ from broker.replication.core.actions import (
     HoldLease,
     Propose,
     ReadState,
+    RefuseAppends,
     Say,
     Serve,
     StartOver,
     StopAppends,
+    TakeAppends,
     TakeBytes,
     Trust,
 )
@@ -44,7 +46,7 @@ from broker.replication.core.settings import ReplicaSettings
 from broker.replication.peers import NO_BYTES, PeerAnswer, Peers
 from broker.replication.ports import LeadEvents, LogHome
 from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
-from holdmq.errors import BehindError, Code, HoldMQError, RemoteError, StorageError
+from holdmq.errors import BehindError, Code, FewReplicasError, HoldMQError, RemoteError, StorageError
 from holdmq.rpc.connection import Request
 from holdmq.wire.replica_headers import ReplicaFetchResponse, ReplicaTablesResponse
 from storage.api.replication import LogBytes, LogStart, QueueEnds, ReplicatedLog, TableSnapshot
@@ -221,6 +223,7 @@ class ReplicaAgent:
             tuple(found.epochs),
             found.is_whole,
             found.writing_ms > self._settings.lag_s * 1e3,
+            found.refused_for_copies,
         )
 
     def _take_log(self, found: ReplicatedLog) -> None:
@@ -251,6 +254,7 @@ class ReplicaAgent:
         if core is None:
             return found
         view, state, leading, now = core.log, core.state, core.leading, boot_time()
+        found["refused_total"] = view.refused
         found |= {
             "is_leader": int(leading is not None and leading.is_serving),
             "is_whole": int(view.is_whole),
@@ -336,6 +340,17 @@ class ReplicaAgent:
                     self._fail(error)
             case StopAppends():
                 found.stop_appends()
+            case RefuseAppends(following):
+                why = (
+                    f"{following} of the {self._settings.min_in_sync} replicas that "
+                    "replication.min_in_sync wants have what the leader has"
+                )
+                log.error("records are refused", replica=self.replica, reason=why)
+                hint = "start the others, or wait for them: holdmq replica list says which are missing"
+                found.refuse_appends(FewReplicasError(why, operation="append", hint=hint))
+            case TakeAppends():
+                log.info("enough replicas follow: records are taken again", replica=self.replica)
+                found.take_appends()
             case Trust():
                 log.info("this copy has everything again", replica=self.replica)
                 found.trust(True, self._noted)

@@ -19,6 +19,7 @@ HINTS: Final = {
     Code.TOPIC_PAUSED: "`holdmq topic resume` lets it deliver",
     Code.TOPIC_IN_USE: "let its groups consume the rest, or add --force to lose it",
     Code.STORE_FULL: "free space on the broker's disk; it takes messages again by itself",
+    Code.NOT_ENOUGH_REPLICAS: "`holdmq replica list` shows which replicas are missing",
     Code.STORE_READ_ONLY: "look at the broker's log and its disk, then restart it",
     Code.KIND_UNFIT: "`holdmq topic list` shows each topic's kind",
     Code.GROUP_UNKNOWN: "`holdmq group list` shows what there is, `holdmq group create` makes one",

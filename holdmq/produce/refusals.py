@@ -8,10 +8,12 @@ from holdmq.errors import CODES, Code
 
 STALE_ROUTE: Final = frozenset((Code.QUEUE_UNKNOWN, Code.TOPIC_UNKNOWN))
 """The same queue again would not help: ask for the route anew. The broker counts no sequence of these."""
-SURELY_NOT_STORED: Final = frozenset((Code.OUT_OF_SEQUENCE, Code.STORE_FULL, Code.STORE_FAILED))
+SURELY_NOT_STORED: Final = frozenset(
+    (Code.OUT_OF_SEQUENCE, Code.STORE_FULL, Code.STORE_FAILED, Code.NOT_ENOUGH_REPLICAS)
+)
 """Refusals after which the broker surely has not got the run. BUSY may be said before it looked."""
 
-MAYBE_STORED: Final = frozenset((Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS))
+MAYBE_STORED: Final = frozenset((Code.NOT_LEADER,))
 """Refusals after which a copy may have the run: whoever leads next stores it, or the same run sent again."""
 
 

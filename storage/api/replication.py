@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from holdmq.errors import StorageError
+from holdmq.errors import FewReplicasError, StorageError
 
 
 class Epoch(NamedTuple):
@@ -150,6 +150,16 @@ class ReplicatedLog(Protocol):
 
     def stop_appends(self) -> None:
         """Take no more appends: NotLeaderError. Those under way are still confirmed."""
+
+    def refuse_appends(self, why: FewReplicasError) -> None:
+        """Refuse appends until `take_appends` or `begin_leading`. Those under way are still confirmed."""
+
+    def take_appends(self) -> None:
+        """Take appends again, after `refuse_appends`."""
+
+    @property
+    def refused_for_copies(self) -> int:
+        """How many records `refuse_appends` has had refused since the open. Any thread may read it."""
 
     def end_leading(self) -> None:
         """Become a copy. Who waits for a confirmation is told that its outcome is unknown: ShardLostError."""

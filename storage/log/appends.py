@@ -107,6 +107,7 @@ class LogAppends:
         self.tail = Tail(0, settings.tail_cache_bytes)
         self.refusal: StorageError | None = StorageError("the store is not open", operation="append")
         self.not_leading: StorageError | None = None
+        self.few_replicas: StorageError | None = None
         self.full: StorageError | None = None
         self.end = 0
         self.segment_end = 0
@@ -114,6 +115,7 @@ class LogAppends:
         self.pending: deque[Pending] = deque()
         self.generation = 0
         self.appends = self.records = self.bytes = self.refused = self.rollbacks = 0
+        self.refused_for_copies = 0
         self._store_id = b""
         self._settings = settings
         self._writer = writer
@@ -158,7 +160,7 @@ class LogAppends:
 
     def append(self, batch: Batch, done: Appended, refusal: StorageError | None, is_rolling: bool) -> None:
         """Stamp a batch and give it to the writer, unless there is a reason not to."""
-        refusal = self.refusal or self.not_leading or refusal or self.lagging()
+        refusal = self.refusal or self.not_leading or self.few_replicas or refusal or self.lagging()
         size = len(batch.records)
         if refusal is None and size + BLANK_SIZE_MIN > self._settings.segment_size_bytes:
             refusal = StorageError(
@@ -168,6 +170,8 @@ class LogAppends:
             )
         if refusal is not None:
             self.refused += 1
+            if refusal is self.few_replicas:
+                self.refused_for_copies += len(batch.sizes)
             self._post(partial(done, batch, refusal))
             return
         position, blank_size = place(self.end, self.segment_end, size)

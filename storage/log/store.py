@@ -434,13 +434,21 @@ class LogStore:
 
     def state(self) -> StoreState:
         appends = self._appends
-        problem = appends.refusal or appends.not_leading or self._above_watermark or appends.full
+        problem = (
+            appends.refusal
+            or appends.not_leading
+            or appends.few_replicas
+            or self._above_watermark
+            or appends.full
+        )
         return StoreState(problem is None, "" if problem is None else str(problem))
 
     def is_owned(self) -> bool:
         return self._may_hand_out()
 
     def backlog(self) -> Backlog:
+        if self._appends.few_replicas is not None:
+            return Backlog(0, 0.0)  # who appends is refused by name, and waits for nothing
         return self._appends.backlog()
 
     def numbers(self) -> dict[str, float]:

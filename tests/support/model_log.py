@@ -84,6 +84,7 @@ class ModelLog:
         self.is_slow = False
         self.is_stuck = False
         self.has_refused = False
+        self.refused = 0
         self._is_sync = is_sync
         self._boot = boot
         self._later = later
@@ -108,6 +109,7 @@ class ModelLog:
             tuple(platter.epochs),
             platter.whole_in is not None,
             self.is_stuck and bool(self._queued),
+            self.refused,
         )
 
     @property

@@ -79,9 +79,10 @@ def diverged_copy() -> None:
     _write(first, 0, 5, 200)
     _until(world, lambda: any(p is not first and p.core.may_append for p in world.processes()))
     second = next(p for p in world.processes() if p is not first)
+    world.coordinator.unreachable.clear()
+    _until(world, lambda: first.core.leading is None)
     world.links.is_slow = True
     world.links.cut.clear()
-    world.coordinator.unreachable.clear()
     sequence = 0
     while sequence < 100 and _members(world) != set(world.names):
         _write(second, 1, sequence, 1)
@@ -163,6 +164,47 @@ def lease_taken_again() -> None:
         if leading is not None and first.core.may_hand_out(first.now):
             world.history.hands_out(first.machine.name, leading.epoch, first.log.confirmed)
     world.coordinator.late_reads_s = 0.0
+    _ends_well(world)
+
+
+def cut_from_copies(is_idle: bool) -> None:
+    """A leader reaches the coordinator and no copy: one of these leads within a bound, the old one follows.
+
+    `is_idle`: nothing is written before the leader refuses records.
+    """
+    world = _world(3, 2)
+    first = _leader(world)
+    _write(first, 0, 0, 5)
+    world.run(0.5)
+    _separate(world, first.machine)
+    if not is_idle:
+        _write(first, 0, 5, 5)
+    _until(world, lambda: not first.core.may_append, 2 * world.settings.lag_s)
+    _write(first, 0, 5 if is_idle else 10, 1)
+    _until(world, lambda: _leader_serves(world, first.machine.name), 4 * world.settings.lag_s)
+    _ends_well(world)
+
+
+def left_alone() -> None:
+    """All copies end: the leader goes on in its epoch, hands out what it has, and takes no record."""
+    world = _world(3, 2)
+    first = _leader(world)
+    _write(first, 0, 0, 5)
+    world.run(0.5)
+    epoch = first.core.state.epoch  # type: ignore[union-attr]
+    for process in world.processes():
+        if process is not first:
+            process.machine.kill()
+    _write(first, 0, 5, 5)
+    trusted = 0
+    for _ in range(120):
+        world.run(1.0)
+        leading = first.core.leading
+        if leading is None or leading.epoch != epoch:
+            raise Violation(f"the leader gave up: {_members(world)}")
+        trusted += first.core.may_hand_out(first.now)
+    if trusted < 110 or first.core.may_append:
+        raise Violation(f"the leader handed out in {trusted} of 120 seconds")
     _ends_well(world)
 
 

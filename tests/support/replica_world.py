@@ -28,10 +28,12 @@ from broker.replication.core.actions import (
     HoldLease,
     Propose,
     ReadState,
+    RefuseAppends,
     Say,
     Serve,
     StartOver,
     StopAppends,
+    TakeAppends,
     TakeBytes,
     Trust,
 )
@@ -328,8 +330,8 @@ class Process:
                 for _, _, done in self.waiting:
                     done(False)
                 self.waiting.clear()
-            case StopAppends():
-                pass
+            case StopAppends() | RefuseAppends() | TakeAppends():
+                pass  # `may_append` says it
             case Trust():
                 self._trust(True)
             case Distrust():
@@ -387,7 +389,7 @@ class Process:
     def produce(self, producer: int, sequence: int, done: Callable[[bool], None]) -> None:
         """Take a PRODUCE; `done(True)` acknowledges it, `done(False)` says nothing of what is stored."""
         leading = self.core.leading
-        if not self.core.may_append or leading is None or not leading.has_enough:
+        if leading is None or not leading.is_serving or leading.switching_to:
             done(False)
             return
         known = self.windows.get(producer)
@@ -409,6 +411,11 @@ class Process:
             raise Violation(
                 f"producer {producer} sends {sequence}, its window ends at {known[0]}: a write is lost"
             )
+        if leading.is_short:
+            self.log.refused += 1
+            self.do(self.core.log_moved(self.now, self.log.view()))
+            done(False)
+            return
         record = Produced(producer, sequence, leading.epoch)
         position = self.log.appended_end
         self.windows[producer] = (sequence, position)

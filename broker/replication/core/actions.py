@@ -97,6 +97,19 @@ class StopAppends(NamedTuple):
     """Take no more records: the lead is about to be handed over."""
 
 
+class RefuseAppends(NamedTuple):
+    """Refuse records from now on, until `TakeAppends` or the next `Serve`: nothing would be acknowledged.
+
+    Only `following` members have what this log has.
+    """
+
+    following: int
+
+
+class TakeAppends(NamedTuple):
+    """Take records again: enough members follow."""
+
+
 class Trust(NamedTuple):
     """Note durably that this copy has everything that it can ever have acknowledged."""
 
@@ -126,6 +139,8 @@ Action = (
     | Serve
     | Cease
     | StopAppends
+    | RefuseAppends
+    | TakeAppends
     | Trust
     | Distrust
 )

@@ -18,8 +18,10 @@ from broker.replication.core.actions import (
     HoldLease,
     Propose,
     ReadState,
+    RefuseAppends,
     Serve,
     StopAppends,
+    TakeAppends,
 )
 from broker.replication.core.copies import CopyProgress, HeldFetch
 from broker.replication.core.in_sync_set import InSyncSet
@@ -29,6 +31,9 @@ from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome, 
 from broker.replication.core.prefix import common_prefix
 from broker.replication.core.settings import ReplicaSettings
 from holdmq.coordination.api import ShardSnapshot, ShardState
+
+OFFER_PAUSES_MAX = 8
+"""Between two offers of the lead, in times after which the first one is made: readers wait during each."""
 
 
 class Leading:
@@ -58,6 +63,8 @@ class Leading:
         self.ended_why = ""
         self.is_doubtful = False
         self.has_had_copies = False
+        self.is_short = False
+        """Whether records are refused, as too few members follow to acknowledge any."""
         self._settings = settings
         self._replica = replica
         self._lease = lease
@@ -73,6 +80,10 @@ class Leading:
         self._must_read = False
         self._noted_at = now
         self._switch_by = float("inf")
+        self._refused_before = 0
+        self._offer_ends_at = float("-inf")
+        self._offer_pause_s = 0.0
+        self._given_up = ""
 
     # What others ask
 
@@ -203,7 +214,9 @@ class Leading:
                 and self._lease.is_valid(now)
             ):
                 self.is_serving = True
+                self.is_short = False
                 actions.append(Serve(self.epoch))
+        actions += self._admit(now)
         for copy in self.copies.values():
             held = copy.held
             if held is None:
@@ -215,6 +228,23 @@ class Leading:
         if self.switching_to and not self.has_handed_over:
             actions += self._hand_over()
         return actions
+
+    def _admit(self, now: float) -> list[Action]:
+        """Refuse records, or take them again, by how many members follow.
+
+        The set alone does not say: nobody leaves it below `min_in_sync`, however long he is gone.
+        """
+        if not self.is_serving:
+            return []
+        following = self.following(now)
+        is_short = following < self._settings.min_in_sync or not self.has_enough
+        if is_short == self.is_short:
+            return []
+        self.is_short = is_short
+        if not is_short:
+            return [TakeAppends()]
+        self._refused_before = self._log.refused
+        return [RefuseAppends(following)]
 
     # Time
 
@@ -241,21 +271,35 @@ class Leading:
             self._held_at = now
             actions.append(HoldLease())
         actions += self._advance(now)
-        if self._is_alone(now):
-            return actions + self._end("no copy follows any more: another replica may be reached by one")
+        alone_s = 2 * self._settings.lag_s
+        if not self._is_alone(now, alone_s):
+            self._offer_pause_s = 0.0
+        elif now >= self._offer_ends_at + self._offer_pause_s and not self.switching_to:
+            self._offer_pause_s = min(max(alone_s, 2 * self._offer_pause_s), OFFER_PAUSES_MAX * alone_s)
+            actions += self._offer(now)
         actions += self._change_state(now)
         return actions
 
-    def _is_alone(self, now: float) -> bool:
-        """Whether all copies have been silent for so long that nothing can be confirmed here any more.
+    def _offer(self, now: float) -> list[Action]:
+        """Leave L to others for a while. This leader may be cut from copies that reach each other.
 
-        This leader may be cut from copies that reach each other: one of them can lead when L is free. If all
-        of them are gone it wins again, and then stays.
+        If all of them are gone nobody takes it: then this one goes on, in its epoch, as soon as S says so,
+        and offers it again after pauses that double.
         """
-        if not self.has_had_copies or not self._log.written > self._log.confirmed:
+        self._lease.end()
+        self._given_up = self._acquisition
+        self._offer_ends_at = now + self._settings.offer_s
+        self._held_at = self._offer_ends_at - self._settings.renew_s
+        return [GiveUpLease()]
+
+    def _is_alone(self, now: float, alone_s: float) -> bool:
+        """Whether all copies have been silent for `alone_s`, and there is something that they should have."""
+        is_wanted = self._log.written > self._log.confirmed or (
+            self.is_short and self._log.refused > self._refused_before
+        )
+        if not self.has_had_copies or not is_wanted:
             return False
         others = [member for member in self.membership.state.in_sync if member != self._replica]
-        alone_s = 2 * self._settings.lag_s
         return bool(others) and all(
             now - (self._began_at if (copy := self.copies.get(member)) is None else copy.level_at) > alone_s
             for member in others
@@ -267,8 +311,11 @@ class Leading:
         Another acquisition than before says that L was free in between: somebody may have led meanwhile, so
         S is read before the lease is trusted again.
         """
-        if self.ended_why or self.has_handed_over:
+        if self.ended_why or self.has_handed_over or sent_at < self._offer_ends_at:
             return []
+        if acquisition and acquisition == self._given_up:
+            # It was not given up yet, and may be at any time.
+            return self._end("nobody follows, and the lease could not be offered to others")
         if not acquisition:
             self._held_at = now - self._settings.renew_s + self._settings.read_s
             return []

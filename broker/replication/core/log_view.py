@@ -14,7 +14,8 @@ class LogView(NamedTuple):
     `appended` is behind the last byte that the log was given, `written` is behind the last byte that
     the disk's cache has, `durable` behind the last that counts as acknowledged (fsynced under sync,
     else written); `confirmed` is what readers may see, `first` where the log begins. `is_whole` False:
-    it may lack what it has acknowledged. `is_stuck`: a write has taken too long.
+    it may lack what it has acknowledged. `is_stuck`: a write has taken too long. `refused` counts records
+    that were refused for want of copies.
     """
 
     store_id: bytes
@@ -26,6 +27,7 @@ class LogView(NamedTuple):
     epochs: Sequence[Epoch]
     is_whole: bool
     is_stuck: bool = False
+    refused: int = 0
 
     @property
     def is_settled(self) -> bool:

@@ -141,9 +141,11 @@ class Replica:
 
     @property
     def may_append(self) -> bool:
-        """Whether records are taken: this replica leads, serves, and is not handing the lead over."""
+        """Whether records are taken: it leads, serves, is followed, and does not hand the lead over."""
         leading = self.leading
-        return leading is not None and leading.is_serving and not leading.switching_to
+        return (
+            leading is not None and leading.is_serving and not leading.switching_to and not leading.is_short
+        )
 
     @property
     def leader(self) -> str:

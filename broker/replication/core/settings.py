@@ -14,7 +14,8 @@ class ReplicaSettings(NamedTuple):
     coordinator has an answer within `timeout_s` or counts as unanswered. The state is read each `read_s`,
     each `look_s` while there is nobody to follow, and at once when it is known to have changed. Members
     campaign `stagger_s` after each other, so that one of them is first. A switch-over is given up after
-    `switch_s`.
+    `switch_s`. A leader that nobody follows leaves the lease to others for `offer_s`: longer than they take
+    to see that it is free.
     """
 
     min_in_sync: int
@@ -28,4 +29,5 @@ class ReplicaSettings(NamedTuple):
     stagger_s: float = 0.2
     look_s: float = 0.05
     switch_s: float = 1.0
+    offer_s: float = 1.5
     format_level: int = 1

@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from holdmq.errors import NotLeaderError, ShardLostError, StorageError, UsageError
+from holdmq.errors import FewReplicasError, NotLeaderError, ShardLostError, StorageError, UsageError
 from storage.api.replication import Done, Epoch, LogBytes, QueueEnds, TableSnapshot
 from storage.core.epochs import Epochs
 from storage.core.scan import NextOffsets
@@ -214,7 +214,7 @@ class ReplicaLog:
         appends = self._appends
         for key, following in self._copying.floors.items():
             appends.add_queue(key, following)
-        appends.not_leading = None
+        appends.not_leading = appends.few_replicas = None
         self._retention.leader_first = None
         self.leads_from = appends.end
         self._leads()
@@ -224,6 +224,16 @@ class ReplicaLog:
             "this replica stops to lead", operation="append", hint="ask who leads"
         )
         self.leads_from = None
+
+    def refuse_appends(self, why: FewReplicasError) -> None:
+        self._appends.few_replicas = why
+
+    def take_appends(self) -> None:
+        self._appends.few_replicas = None
+
+    @property
+    def refused_for_copies(self) -> int:
+        return self._appends.refused_for_copies
 
     def end_leading(self) -> None:
         self._copy("another one does, or will")

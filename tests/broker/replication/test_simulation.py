@@ -9,9 +9,11 @@ import pytest
 from replica_faults import run_world
 from replica_scenarios import (
     copy_ahead,
+    cut_from_copies,
     diverged_copy,
     late_read,
     lease_taken_again,
+    left_alone,
     unheard_growth,
 )
 
@@ -43,3 +45,12 @@ def test_a_seed_replays_exactly() -> None:
 def test_short_moments_that_seeds_seldom_meet(scenario: object) -> None:
     assert callable(scenario)
     scenario()
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_leader_that_reaches_no_copy_lets_one_of_them_lead(is_idle: bool) -> None:
+    cut_from_copies(is_idle)
+
+
+def test_a_leader_whose_copies_have_ended_goes_on_with_what_it_has() -> None:
+    left_alone()

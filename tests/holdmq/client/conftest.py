@@ -378,9 +378,9 @@ def each_run(code: Code) -> Act:
         runs = rows(ProduceRun, request.header(ProduceRequest).runs)
         for run in runs:
             key = (run.producer_id, run.topic, run.queue_id)
-            if code in (Code.BUSY, Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS):
+            if code in (Code.BUSY, Code.NOT_LEADER):
                 broker.sequences.postpone(key, run.producer_epoch, run.first_sequence, 0.0)
-            elif code in (Code.STORE_FULL, Code.STORE_FAILED):
+            elif code in (Code.STORE_FULL, Code.STORE_FAILED, Code.NOT_ENOUGH_REPLICAS):
                 if (
                     broker.sequences.offer(
                         key, run.producer_epoch, run.first_sequence, run.records, 0.0

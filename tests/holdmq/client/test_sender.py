@@ -45,7 +45,7 @@ def key_of(producer: Producer, broker: str) -> str:
     return next(k for k in map(str, range(1000)) if choice.of_key("t", k).broker == broker)
 
 
-@pytest.mark.parametrize("code", [Code.STORE_FULL, Code.BUSY, Code.STORE_FAILED])
+@pytest.mark.parametrize("code", [Code.STORE_FULL, Code.BUSY, Code.STORE_FAILED, Code.NOT_ENOUGH_REPLICAS])
 async def test_what_needs_no_certain_queue_leaves_a_broker_that_refuses(
     pair: tuple[Producer, dict[str, Any]], acts: Any, code: Code
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_message_that_a_copy_may_have_stays_with_its_broker(
     pair: tuple[Producer, dict[str, Any]], acts: Any
 ) -> None:
     producer, brokers = pair
-    brokers["a"].acts.extend([acts.each_run(Code.NOT_ENOUGH_REPLICAS)] * 3)
+    brokers["a"].acts.extend([acts.each_run(Code.NOT_LEADER)] * 3)
     results = await asyncio.gather(*(producer.send(message(i)) for i in range(8)))
     assert {r.queue.broker for r in results} == {"a", "b"}
     assert producer.numbers()["reroutes_total"] == 0

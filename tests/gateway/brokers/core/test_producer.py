@@ -364,6 +364,22 @@ def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begi
     assert producer.epoch == 2
 
 
+def test_without_enough_replicas_what_was_unanswered_is_surely_not_stored_and_goes_again_in_order() -> None:
+    owner, broker, producer = Owed(), Broker(), connected()
+    put(producer, 1, owner)
+    send(producer)
+    producer.disconnected()
+    producer.connected()
+    again = send(producer)
+    assert again.may_be_stored
+    put(producer, 2, owner)
+    answer(producer, again, Code.NOT_ENOUGH_REPLICAS)
+    assert not again.may_be_stored
+    assert told(producer, owner) == []
+    broker.run(producer, 10.0)
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"2"]
+
+
 def test_a_queue_that_comes_to_be_takes_messages_after_refusals_that_the_broker_did_not_count() -> None:
     owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
@@ -554,9 +570,9 @@ def test_what_was_unanswered_is_delayed_when_it_is_sent_again() -> None:
     assert (again.delayed(), again.runs[0].first_sequence) == ([0], 0)
 
 
-@pytest.mark.parametrize("code", [Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS])
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_what_copies_may_have_is_settled_in_its_own_epoch(code: Code, is_whole: bool) -> None:
+def test_what_copies_may_have_is_settled_in_its_own_epoch(is_whole: bool) -> None:
+    code = Code.NOT_LEADER
     owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     unsure = send(producer)
@@ -565,7 +581,7 @@ def test_what_copies_may_have_is_settled_in_its_own_epoch(code: Code, is_whole: 
         producer.refused(unsure, code, 0, 0.0)
     else:
         answer(producer, unsure, code)
-    assert bool(producer.lead_lost) == (code == Code.NOT_LEADER and not is_whole)
+    assert bool(producer.lead_lost) == (not is_whole)
     put(producer, 2, owner, queue_id=1)
     again = send(producer, 10.0)
     assert [run.may_be_stored for run in again.runs] == [True]

@@ -11,7 +11,9 @@ from log_copies import CopyOfLog, founded, joined, refusal
 
 from broker.app.metric_help import STORE
 from holdmq.errors import (
+    Code,
     CorruptRecordError,
+    FewReplicasError,
     HoldMQError,
     NotLeaderError,
     StoreFullError,
@@ -227,6 +229,41 @@ def test_a_copy_takes_no_records_of_producers() -> None:
     leader.confirm()
     assert isinstance(leader.errors[0], NotLeaderError)
     assert leader.errors[1:] == [None]
+
+
+def test_a_leader_with_too_few_copies_refuses_by_name_and_still_confirms_what_it_had_taken() -> None:
+    leader = founded()
+    leader.append(0, 1)
+    leader.settle()
+    leader.log.refuse_appends(FewReplicasError("nobody follows", operation="append"))
+    before = leader.log.appended_position
+    leader.append(0, 2)
+    leader.settle()
+    assert [type(error) for error in leader.errors] == [FewReplicasError]
+    assert leader.errors[0].code == Code.NOT_ENOUGH_REPLICAS
+    assert leader.log.appended_position == before
+    assert leader.log.refused_for_copies == 2
+    assert "nobody follows" in leader.store.state().reason
+    assert leader.store.backlog() == (0, 0.0), "nobody waits behind what cannot be confirmed"
+    leader.confirm()
+    assert leader.errors[1:] == [None]
+    leader.log.take_appends()
+    assert leader.store.state().ok
+    leader.append(0, 1)
+    leader.settle()
+    leader.confirm()
+    assert leader.errors[2:] == [None]
+
+
+def test_a_leader_that_begins_takes_records() -> None:
+    leader = founded()
+    leader.log.refuse_appends(FewReplicasError("nobody follows", operation="append"))
+    leader.log.stop_appends()
+    leader.log.begin_leading()
+    leader.append(0, 1)
+    leader.settle()
+    leader.confirm()
+    assert leader.errors == [None]
 
 
 def test_a_full_disk_of_a_copy_takes_back_and_goes_on() -> None:
