@@ -23,6 +23,7 @@ from broker.app.order_refusals import refusals
 from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
 from broker.app.topic_lists import TopicLists
+from broker.app.topic_readers import TopicReaderList
 from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
@@ -32,6 +33,7 @@ from broker.kernel.statistics import Statistics
 from broker.mqtt_shares.requests import ShareMode
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
+from broker.readers.readers import TopicReaders
 from broker.reading.column_pulls import ColumnPulls
 from broker.reading.core.far_reads import NextReads
 from broker.reading.pull import Pull
@@ -48,6 +50,7 @@ from broker.shared_groups.requests import SharedMode
 from broker.shared_groups.state import SharedRows
 from broker.state.state_file import StateFile
 from broker.tables.requests import TableRequests
+from broker.topics.core.table import Topic
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection
@@ -76,7 +79,8 @@ def now_ms() -> int:
 class Broker:
     """One broker over an open store, with loaded topics: every room, made and wired.
 
-    `directory` of `disk` has the rooms' state files, `is_state_in_log` in the store's own log;
+    `readers` are told by the rooms who reads what. `directory` of `disk` has the rooms' state files,
+    `is_state_in_log` in the store's own log;
     `busy_segments` is what is read from the disk now, `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
     `is_fenced`: other copies of the log may lead, so that every request asks the store first;
@@ -89,6 +93,7 @@ class Broker:
         identity: Identity,
         store: OrderedStore,
         order: LogOrder | None,
+        readers: TopicReaders,
         topics: TopicRequests,
         directory: Path,
         disk: Disk,
@@ -107,6 +112,7 @@ class Broker:
         record_max_bytes = identity.record_max_bytes
         self.store = store
         self.topics = topics
+        self.readers = readers
         self._is_state_in_log = is_state_in_log
 
         def state_file(name: str) -> StateFile:
@@ -150,6 +156,7 @@ class Broker:
             shared=SharedRows(shared_core, hello_of),
             hello_of=hello_of,
             drop_retries=partial(_drop_retries, topics),
+            readers=readers,
             is_state_in_log=is_state_in_log,
         )
         self.moves = Moves(store, self.copies, topics, self.groups.retry_policy, clock_ms)
@@ -165,9 +172,10 @@ class Broker:
             move=self.moves.move,
             may_hand_out=store.is_owned,
             hello_of=hello_of,
+            readers=readers,
         )
 
-        self.pull = Pull(store, table, self.statistics, self.groups, topics.temporary.subscribed, next_reads)
+        self.pull = Pull(store, table, self.statistics, self.groups, readers, next_reads)
         self.reads = None if order is None else Reads(store, order, table)
         self.share = (
             None
@@ -208,14 +216,16 @@ class Broker:
             subscriptions=partial(subscriptions, self.groups, self.shared),
             copies=copies,
         )
+        by_filter = [room for room in (self.reads, self.share) if room is not None]
+        topic_readers = TopicReaderList(readers.table, by_filter, hello_of)
         self._progress = Progress(store, self.groups, self.shared)
 
         self._families: list[RequestFamily] = [
-            calls, TopicLists(store, table, self.statistics), self.produce, self.producers, self.pull,
-            topics, self.moves, self.dead_letters, self.tables,
-            ColumnPulls(store, table, self.statistics, next_reads),
-            Queries(store, table, next_reads), self.sessions, self.retained, self.groups, self.groups.offsets,
-            self.shared, self.statistics_calls, self.alarms,
+            calls, TopicLists(store, table, self.statistics), topic_readers, self.produce, self.producers,
+            self.pull, topics, self.moves, self.dead_letters, self.tables,
+            ColumnPulls(store, table, self.statistics, readers, next_reads),
+            Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
+            self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}
@@ -242,6 +252,7 @@ class Broker:
         ):  # fmt: skip
             if room is not None:
                 topics.topic_changed.subscribe(room.topic_changed)
+        topics.topic_changed.subscribe(partial(_forget_readers, self.readers))
         groups.leases_ended.subscribe(self.pull.fenced)
         groups.paused.subscribe(self.pull.group_paused)
         groups.paused.subscribe(self.shared.group_paused)
@@ -340,6 +351,11 @@ class Broker:
 def _role_of(hello_of: HelloOf, connection: Connection) -> str:
     hello = hello_of(connection)
     return "" if hello is None else hello.role
+
+
+def _forget_readers(readers: TopicReaders, before: Topic | None, after: Topic | None) -> None:
+    if before is not None and after is None:
+        readers.topic_gone(before.name)
 
 
 def _drop_retries(topics: TopicRequests, group: str, done: Callable[[HoldMQError | None], None]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 import structlog
@@ -77,11 +78,12 @@ class ReplicaReadServer:
         reads = CopyReads(
             read_address(self._config), lambda: store.confirmed_position, self._far_bytes, self._counts
         )
-        pull = Pull(store, topics, statistics, _NoGroups(), _subscribed, reads)
-        queries = Queries(store, topics, reads).routes()
+        readers = _UntoldReaders()
+        pull = Pull(store, topics, statistics, _NoGroups(), readers, reads)
+        queries = Queries(store, topics, readers, reads).routes()
         answered: dict[RequestCode, OnRequest] = {
             **pull.routes(),
-            **ColumnPulls(store, topics, statistics, reads).routes(),
+            **ColumnPulls(store, topics, statistics, readers, reads).routes(),
             **{code: queries[code] for code in LOOK_UPS},
         }
         routes: dict[RequestCode, OnRequest] = dict.fromkeys(RequestCode, self._leave_to_leader)
@@ -169,8 +171,14 @@ class _NoGroups:
         return 1
 
 
-def _subscribed(_topic: str, _connection: Connection) -> None:
-    """Nobody reads temporary topics at a replica: they are in the leader's memory."""
+class _UntoldReaders:
+    """Nobody is told who reads at a replica: it has no temporary topics, which are in the leader's memory."""
+
+    def seen(self, connection: Connection, group: str, member_id: int = 0) -> bool:
+        return True
+
+    def asked(self, connection: Connection, kind: str, topics: Iterable[str], group: str = "") -> None:
+        return
 
 
 def read_address(config: Config) -> str:

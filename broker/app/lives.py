@@ -18,6 +18,7 @@ from broker.app.compose import Broker
 from broker.app.engine import StorageEngine, engine_of
 from broker.app.registration import Registration
 from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
+from broker.readers.readers import TopicReaders
 from broker.reading.core.far_reads import FarReads, NextReads, ReadCounts
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
@@ -49,6 +50,7 @@ class Life(NamedTuple):
 
     config: Config
     engine: StorageEngine
+    readers: TopicReaders
     topics: TopicRequests
     ending: asyncio.Event
     lost: asyncio.Future[ShardLostError]
@@ -118,13 +120,16 @@ class Lives:
         store = engine.store
         accept_backup = config.storage.accept_backup
         path = Path(config.storage.data_dir) / "config" / "topic.json"
-        topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s, engine.disk)
+        readers = TopicReaders()
+        topics = _topics_of(config, path, table, readers, engine)
         if not engine.is_topics_inside:
             topics.load(accept_backup)
         await loop.run_in_executor(None, store.open)
         try:
             here = FarReads(list, lambda: store.confirmed_position, 0, ReadCounts())
-            life = Life(config, engine, topics, ending, lost, beside, advertised_host, 0, OneCopy(), here)
+            life = Life(
+                config, engine, readers, topics, ending, lost, beside, advertised_host, 0, OneCopy(), here
+            )
             await self._live_over(life)
             if lost.done():
                 # Who has the shard by now accounts for what it found.
@@ -145,10 +150,11 @@ class Lives:
     ) -> None:
         """Serve over an open store that leads its copies in `epoch`, until `ending`. Raises HoldMQError."""
         lost: asyncio.Future[ShardLostError] = asyncio.get_running_loop().create_future()
-        settings = config.broker
         path = Path(config.storage.data_dir) / "config" / "topic.json"
-        topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s, engine.disk)
-        await self._live_over(Life(config, engine, topics, ending, lost, None, "", epoch, copies, next_reads))
+        readers = TopicReaders()
+        topics = _topics_of(config, path, table, readers, engine)
+        life = Life(config, engine, readers, topics, ending, lost, None, "", epoch, copies, next_reads)
+        await self._live_over(life)
 
     async def _live_over(self, life: Life) -> None:
         """Load a broker over its open store, serve, and close it."""
@@ -166,6 +172,7 @@ class Lives:
             Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),
             store,
             store.log_order,
+            life.readers,
             topics,
             path.parent,
             engine.disk,
@@ -237,6 +244,21 @@ class Lives:
         self._service.no_longer_ready(*checks)
         await registration.close(unregister=not lost.done())
         await broker.drain()
+
+
+def _topics_of(
+    config: Config, path: Path, table: TopicTable, readers: TopicReaders, engine: StorageEngine
+) -> TopicRequests:
+    settings = config.broker
+    return TopicRequests(
+        path,
+        table,
+        settings.auto_create_topics,
+        readers,
+        settings.hide_grace_s,
+        engine.disk,
+        settings.temporary_unread_s,
+    )
 
 
 def _sum(of_each: list[dict[str, int | float]]) -> dict[str, int | float]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -75,11 +75,21 @@ T = TypeVar("T")
 log = structlog.get_logger("holdmq.broker")
 
 
+class MemberReaders(Protocol):
+    """Told of what members read (broker.readers)."""
+
+    def subscribe(self, connection: Connection, kind: str, group: str, topics: Iterable[str]) -> None:
+        """A member of a group reads these topics until it leaves, and those that it had before no more."""
+
+    def unsubscribe(self, connection: Connection, group: str) -> None:
+        """End what a member reads: it left."""
+
+
 class Groups(RequestFamily):
     """Handles GROUP_*, QUEUE_LEASE and QUEUE_RELEASE for one broker; `offsets` is the part beside it.
 
     `hello_of` says who is at the other end; `shared` tells of members that did not join here; `drop_retries`
-    gives up what waits for a group's next try, before the group is deleted.
+    gives up what waits for a group's next try, before the group is deleted; `readers` are told of members.
 
     `leases_ended(connection, group, queues)` happens when leases end, `paused(group, is_paused)` and
     `deleted(group)` after that is durable, `handed_over(group)` when a group was shared, and its offsets say
@@ -98,6 +108,7 @@ class Groups(RequestFamily):
         shared: SharedMembers,
         hello_of: HelloOf,
         drop_retries: DropRetries,
+        readers: MemberReaders,
         is_state_in_log: bool,
     ) -> None:
         self.settings = group_settings
@@ -131,6 +142,7 @@ class Groups(RequestFamily):
         self._shared = shared
         self._hello_of = hello_of
         self._drop_retries = drop_retries
+        self._readers = readers
         self.news = GroupNews(self.members, self.get)
         self._store = store
         self._topics = topics
@@ -339,6 +351,7 @@ class Groups(RequestFamily):
                 first=joined.replaced.owner.address,
                 second=connection.address,
             )
+            self._readers.unsubscribe(joined.replaced.owner, group)
             self._ended(
                 self.leases.end_owner(joined.replaced.owner, group), "its client has a newer connection"
             )
@@ -352,6 +365,7 @@ class Groups(RequestFamily):
                 peer=connection.address,
             )
         if joined.is_change:
+            self._readers.subscribe(connection, header.mode, group, (s.topic for s in subscriptions))
             self.news.check_alike(joined.member)
             self.news.tell(group, for_all=True)
         state = self.news.state(self.require(group), connection)
@@ -370,6 +384,7 @@ class Groups(RequestFamily):
 
     def _left(self, member: GroupMember[Connection], why: str) -> None:
         group = member.group
+        self._readers.unsubscribe(member.owner, group)
         count = self.members.count(group)
         log.info("a member is gone", group=group, client_id=member.client_id, why=why, members=count)
         if count:

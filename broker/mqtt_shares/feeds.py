@@ -69,10 +69,13 @@ class ShareFeed:
     `stalled` are groups that have something for it, or may have, while it can take nothing.
     """
 
-    __slots__ = ("answer", "connection", "credit_bytes", "is_waiting", "reads", "stalled")
+    __slots__ = (
+        "answer", "connection", "credit_bytes", "is_waiting", "opened_at", "reads", "seen_at", "stalled",
+    )  # fmt: skip
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, now: float) -> None:
         self.connection = connection
+        self.opened_at = self.seen_at = now
         self.reads: deque[tuple[Request, int, float]] = deque()
         self.answer: ShareAnswer | None = None
         self.credit_bytes = 0

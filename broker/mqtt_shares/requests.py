@@ -22,6 +22,7 @@ from broker.mqtt_shares.core.groups import ShareGroup, ShareGroups
 from broker.mqtt_shares.feeds import READS_MAX, ShareAnswer, ShareFeed
 from broker.mqtt_shares.journal import ShareJournal
 from broker.mqtt_shares.serving import ShareServing
+from broker.readers.core.table import TopicReader
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.mqtt.filters import parse_filter
@@ -32,6 +33,7 @@ from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import Empty
+from holdmq.wire.reader_headers import MQTT_SHARE
 from holdmq.wire.share_headers import (
     JOINS_MAX,
     SETTLED_MAX,
@@ -205,6 +207,20 @@ class ShareMode(RequestFamily):
         for group in list(self.core.groups.values()):
             yield LogNeed(f"share group {group.name}", now_ms, group.floor(confirmed))
 
+    def readers_of(self, topic: str) -> Iterator[TopicReader[Connection]]:
+        """The gateways that have members of groups whose filters may pass messages of a topic, by group."""
+        for group in self.serving.of_topic(topic):
+            found: set[Connection] = set()
+            for member in group.members.values():
+                feed = None if member.owner is None else self._feeds.get(member.owner)
+                if feed is not None and feed.connection not in found:
+                    found.add(feed.connection)
+                    yield TopicReader(
+                        feed.connection, MQTT_SHARE, group.name, (topic,), feed.opened_at, feed.seen_at
+                    )
+                    if len(found) == len(self._feeds):
+                        break
+
     # Requests
 
     def join(self, request: Request) -> None:
@@ -274,14 +290,15 @@ class ShareMode(RequestFamily):
         if self._is_draining:
             raise RemoteError(Code.SHUTTING_DOWN, "the broker is draining")
         credit = max(1, min(header.credit_bytes, CREDIT_MAX_BYTES))
-        deadline = self._loop.time() + max(0, min(header.hold_ms, HOLD_MAX_MS)) / 1e3
+        feed.seen_at = self._loop.time()
+        deadline = feed.seen_at + max(0, min(header.hold_ms, HOLD_MAX_MS)) / 1e3
         feed.reads.append((request, credit, deadline))
         self._unstall(feed)
 
     def _feed(self, connection: Connection) -> ShareFeed:
         feed = self._feeds.get(connection)
         if feed is None:
-            feed = self._feeds[connection] = ShareFeed(connection)
+            feed = self._feeds[connection] = ShareFeed(connection, self._loop.time())
         return feed
 
     def list_(self, request: Request) -> None:

@@ -14,7 +14,15 @@ from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.reading.core.far_reads import NextReads
-from broker.reading.pull import newer_epoch, next_of, pulled_queue, refused_queue, topic_to_pull
+from broker.reading.pull import (
+    TellsReaders,
+    newer_epoch,
+    next_of,
+    pulled_queue,
+    refused_queue,
+    topic_to_pull,
+    topics_to_read,
+)
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.record.columns import Encoded, QueueRecordsTaken, encode_columns
@@ -31,6 +39,7 @@ from holdmq.wire.column_headers import (
     PullColumnsResponse,
 )
 from holdmq.wire.header import rows
+from holdmq.wire.reader_headers import BULK
 from holdmq.wire.replica_reads import ReplicaReads
 from storage.api.queues import HashFilter, MessageQueues, QueueRead, ReadStatus
 
@@ -78,13 +87,19 @@ class ColumnPulls(RequestFamily):
     """Handles PULL_COLUMNS for one broker."""
 
     def __init__(
-        self, store: MessageQueues, topics: TopicTable, statistics: Statistics, next_reads: NextReads
+        self,
+        store: MessageQueues,
+        topics: TopicTable,
+        statistics: Statistics,
+        readers: TellsReaders,
+        next_reads: NextReads,
     ) -> None:
         self._next_reads = next_reads
         self.lookups = Lookups(store.reader_pool)
         self._store = store
         self._topics = topics
         self._statistics = statistics
+        self._readers = readers
         self._loop = asyncio.get_running_loop()
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
@@ -102,6 +117,8 @@ class ColumnPulls(RequestFamily):
         header = request.header(PullColumnsRequest)
         queues = rows(ColumnQueue, header.queues)
         _check(header, len(queues))
+        found = topics_to_read(self._topics, queues, request.connection.grants)
+        self._readers.asked(request.connection, BULK, found)
         if self.lookups.running >= COLUMN_PULLS_MAX:
             self.lookups.refused += 1
             raise RemoteError(Code.BUSY, f"{COLUMN_PULLS_MAX} answers of columns are being made")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from broker.kernel.core.filters import FilterSet
@@ -37,6 +37,7 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
+from holdmq.wire.reader_headers import PULL
 from holdmq.wire.replica_reads import ReplicaReads
 from storage.api.batches import Batch
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
@@ -113,8 +114,14 @@ class PullGate(Protocol):
         """Which of the replicas in sync answers what is far behind, from 1 on; 0 = the leader does."""
 
 
-TemporarySubscribed = Callable[[str, Connection], None]
-"""Told that a connection reads a temporary topic."""
+class TellsReaders(Protocol):
+    """Told of who reads (broker.readers)."""
+
+    def seen(self, connection: Connection, group: str, member_id: int = 0) -> bool:
+        """A member of a group reads; False = it is none."""
+
+    def asked(self, connection: Connection, kind: str, topics: Iterable[str], group: str = "") -> None:
+        """A connection asks for messages of these topics, which exist."""
 
 
 class Pull(RequestFamily):
@@ -126,7 +133,7 @@ class Pull(RequestFamily):
         topics: TopicTable,
         statistics: Statistics,
         gate: PullGate,
-        subscribed: TemporarySubscribed,
+        readers: TellsReaders,
         next_reads: NextReads,
     ) -> None:
         self.hold: Hold[PullInHand] = Hold()
@@ -140,7 +147,7 @@ class Pull(RequestFamily):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._gate = gate
-        self._subscribed = subscribed
+        self._readers = readers
         self._next_reads = next_reads
 
     def handle(self, request: Request) -> None:
@@ -156,10 +163,9 @@ class Pull(RequestFamily):
                 raise WireError("PullRequest: generations are one per queue, or none", Code.MISSING_FIELD)
             self._gate.admit_pull(asked.group)
             asked.place = self._gate.slow_reads_place(asked.group)
-        for name in {queue.topic for queue in queues}:
-            topic = self._topics.get(name)
-            if topic is not None and topic.is_temporary:
-                self._subscribed(name, request.connection)
+        if not (asked.group and self._readers.seen(request.connection, asked.group)):
+            found = topics_to_read(self._topics, queues, request.connection.grants)
+            self._readers.asked(request.connection, PULL, found, asked.group)
         if self._next_reads.is_copy:
             asked.hold_ms = 0  # what comes next is the leader's
         elif asked.replica_reads == ReplicaReads.PREFER:
@@ -482,6 +488,15 @@ def topic_to_pull(
     if not topic.is_readable or not may_pull(queue.topic, group):
         return RemoteError(Code.TOPIC_PERM, queue.topic)
     return topic
+
+
+def topics_to_read(
+    topics: TopicTable, queues: Iterable[PullQueue | ColumnQueue], grants: Grants | None
+) -> list[str]:
+    """The topics of these queues that exist and may be read under these grants, each once."""
+    names = dict.fromkeys([queue.topic for queue in queues])
+    found = [name for name in names if topics.get(name) is not None]
+    return found if grants is None else [name for name in found if grants.may_consume(name)]
 
 
 def next_of(next_reads: NextReads, wanted: int, place: int, read: QueueRead) -> str:

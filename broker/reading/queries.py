@@ -12,6 +12,7 @@ from typing import Final
 from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import RequestFamily
 from broker.reading.core.far_reads import NextReads
+from broker.reading.pull import TellsReaders
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import BehindError, Code, CorruptRecordError, RemoteError
 from holdmq.message import MessageId
@@ -33,6 +34,7 @@ from holdmq.wire.query_headers import (
     OffsetAtResponse,
     QueueOffset,
 )
+from holdmq.wire.reader_headers import LOOK_UP
 from storage.api.index import LATEST_MS, LOG_END, MessagePlace
 from storage.api.store import OrderedStore
 
@@ -45,11 +47,14 @@ ANSWER_MAX_BYTES: Final = 4 << 20
 class Queries(RequestFamily):
     """Look-ups of messages at one broker."""
 
-    def __init__(self, store: OrderedStore, topics: TopicTable, next_reads: NextReads) -> None:
+    def __init__(
+        self, store: OrderedStore, topics: TopicTable, readers: TellsReaders, next_reads: NextReads
+    ) -> None:
         self._next_reads = next_reads
         self.lookups = Lookups(store.reader_pool)
         self._store = store
         self._topics = topics
+        self._readers = readers
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
@@ -89,7 +94,7 @@ class Queries(RequestFamily):
     def find(self, request: Request) -> None:
         """Answer MESSAGE_FIND with the newest records of a key."""
         header = request.header(MessageFindRequest)
-        self._readable(header.topic)
+        self._looked_up(request, header.topic)
         self._redirect(header.replica_reads, header.before)
         index = self._store.index
         search = index.by_unique_id if header.by_unique_id else index.by_key
@@ -117,7 +122,7 @@ class Queries(RequestFamily):
     def backwards(self, request: Request) -> None:
         """Answer MESSAGE_BACKWARDS with records before a log position."""
         header = request.header(MessageBackwardsRequest)
-        topic = self._readable(header.topic)
+        topic = self._looked_up(request, header.topic)
         if not 0 <= header.queue_id < topic.read_queues:
             raise RemoteError(Code.QUEUE_UNKNOWN, f"{header.topic!r} has {topic.read_queues} queues here")
         passes = _tag_test(header.tag_filter)
@@ -178,6 +183,11 @@ class Queries(RequestFamily):
             raise RemoteError(Code.ASK_REPLICA, f"{replica} answers that", {"replica": replica})
 
     # What may be seen
+
+    def _looked_up(self, request: Request, name: str) -> Topic:
+        topic = self._readable(name)
+        self._readers.asked(request.connection, LOOK_UP, (name,))
+        return topic
 
     def _readable(self, name: str) -> Topic:
         if is_system_topic(name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -17,6 +17,7 @@ import structlog
 
 from broker.kernel.log_reads import LogRead, read_on
 from broker.kernel.request_family import RequestFamily
+from broker.readers.core.table import TopicReader
 from broker.reading.core.readers import (
     EVERYWHERE,
     NOWHERE,
@@ -42,6 +43,7 @@ from holdmq.wire.headers import (
     ReadRequest,
     ReadResponse,
 )
+from holdmq.wire.reader_headers import GATEWAY
 from storage.api.batches import Batch
 from storage.api.log_order import LogOrder
 from storage.api.queues import MessageQueues
@@ -64,10 +66,11 @@ log = structlog.get_logger("holdmq.broker")
 class _OpenReader:
     """An open reader, its connection, and its READs in hand with their deadlines."""
 
-    __slots__ = ("connection", "reader", "reads", "timer")
+    __slots__ = ("connection", "opened_at", "reader", "reads", "seen_at", "timer")
 
-    def __init__(self, connection: Connection, reader: BulkReader) -> None:
+    def __init__(self, connection: Connection, reader: BulkReader, now: float) -> None:
         self.connection = connection
+        self.opened_at = self.seen_at = now
         self.reader = reader
         self.reads: deque[tuple[Request, int, float]] = deque()
         self.timer: asyncio.TimerHandle | None = None
@@ -115,7 +118,7 @@ class Reads(RequestFamily):
             self._end(replaced)
         else:
             self.readers += 1
-        readers[header.reader_id] = _OpenReader(request.connection, reader)
+        readers[header.reader_id] = _OpenReader(request.connection, reader, self._loop.time())
         request.reply(ReadPosition(reader.position, self._queues.epoch))
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._end_holds)
@@ -137,7 +140,8 @@ class Reads(RequestFamily):
         opened = self._get(request.connection, header.reader_id)
         if len(opened.reads) >= READS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{READS_MAX} READs outstanding on one reader")
-        deadline = self._loop.time() + min(header.hold_ms, HOLD_MAX_MS) / 1e3
+        opened.seen_at = self._loop.time()
+        deadline = opened.seen_at + min(header.hold_ms, HOLD_MAX_MS) / 1e3
         opened.reads.append((request, max(1, min(header.credit_bytes, CREDIT_MAX_BYTES)), deadline))
         self._schedule(opened)
 
@@ -184,6 +188,13 @@ class Reads(RequestFamily):
             self.readers -= 1
             if opened.timer is not None:
                 opened.timer.cancel()
+
+    def readers_of(self, topic: str) -> Iterator[TopicReader[Connection]]:
+        """The open readers whose filters may pass messages of a topic."""
+        for connection, readers in self._open.items():
+            for opened in readers.values():
+                if opened.reader.filters.of_topic(topic):
+                    yield TopicReader(connection, GATEWAY, "", (topic,), opened.opened_at, opened.seen_at)
 
     def release_all(self) -> None:
         """Draining: answer every READ with what there is."""

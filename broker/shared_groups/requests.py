@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -90,11 +90,26 @@ class SharedGate(Protocol):
         """Whether a group is to get nothing."""
 
 
+class SharedReaders(Protocol):
+    """Told of what members read (broker.readers)."""
+
+    def subscribe(
+        self, connection: Connection, kind: str, group: str, topics: Iterable[str], member_id: int
+    ) -> None:
+        """A member reads these topics until it leaves."""
+
+    def unsubscribe(self, connection: Connection, group: str, member_id: int) -> None:
+        """End what a member reads: it left."""
+
+    def seen(self, connection: Connection, group: str, member_id: int) -> bool:
+        """A member reads; False = it is none."""
+
+
 class SharedMode(RequestFamily):
     """All shared groups of one broker.
 
     `load` it over an open store, before the first request. `hello_of` says who is at the other end of a
-    connection.
+    connection; `readers` are told of members.
     """
 
     def __init__(
@@ -111,10 +126,12 @@ class SharedMode(RequestFamily):
         move: Move,
         may_hand_out: Callable[[], bool],
         hello_of: HelloOf,
+        readers: SharedReaders,
     ) -> None:
         self.core = core
         self._gate = gate
         self._hello_of = hello_of
+        self._readers = readers
         self.journal = SharedJournal(queues, order, file, self._capture, lambda: core.counts.passed)
         self.starts = SharedStarts(core, queues, topics, kept_offset)
         self.pulls = SharedPulls(
@@ -295,6 +312,7 @@ class SharedMode(RequestFamily):
         member = self.core.join(group.name, request.connection, header.ready_max, header.invisible_ms, wanted)
         member.joined_ms = time.time_ns() // 1_000_000
         self._members.setdefault(request.connection, {})[member.member_id] = member
+        self._readers.subscribe(request.connection, SHARED, group.name, wanted, member.member_id)
         unsaved = [queue for queue in group.order if queue.key in self.starts.unsaved]
         if not unsaved:
             request.reply(SharedOpenResponse(member.member_id, started))
@@ -379,6 +397,8 @@ class SharedMode(RequestFamily):
     def _member_left(self, member: SharedGroupMember) -> None:
         """A temporary group goes with its last member."""
         group = member.group
+        assert isinstance(member.owner, Connection)
+        self._readers.unsubscribe(member.owner, group.name, member.member_id)
         if group.members:
             return
         group.left_ms = time.time_ns() // 1_000_000
@@ -406,6 +426,7 @@ class SharedMode(RequestFamily):
             raise RemoteError(Code.LIMIT_EXCEEDED, "a member has one SHARED_PULL at a time")
         if not is_temporary(member.group.name):
             self._gate.admit_pull(member.group.name)
+        self._readers.seen(request.connection, member.group.name, member.member_id)
         member.is_pulling = True
         self.pulls.begin(request, header, member)
         self._settle()

@@ -18,17 +18,18 @@ import structlog
 
 from broker.kernel.events import Event
 from broker.kernel.request_family import RequestFamily
+from broker.readers.readers import TopicReaders
 from broker.state.state_file import Done, StateFile
 from broker.topics.core import changes as topic_changes
 from broker.topics.core.changes import Undrained
 from broker.topics.core.table import KIND_LOG, KIND_TABLE, NOT_DELETING, Topic, TopicTable
 from broker.topics.queue_deletion import GroupOffsets, NoGroups, QueueDeletion
 from broker.topics.table_emptying import TableEmptying
-from broker.topics.temporary import TemporaryTopics
+from broker.topics.temporary import UNREAD_S, TemporaryTopics
 from broker.topics.topic_file import Plan, Staged, TopicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, UsageError, WireError
 from holdmq.files.disk import Disk
-from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
@@ -107,15 +108,18 @@ class TopicRequests(RequestFamily):
         path: Path,
         table: TopicTable,
         auto_create: bool,
+        readers: TopicReaders,
         hide_grace_s: float = HIDE_GRACE_S,
         disk: Disk | None = None,
+        temporary_unread_s: float = UNREAD_S,
     ) -> None:
         self.table = table
         self.table_changed: Event[[]] = Event()
         self.topic_changed: Event[[Topic | None, Topic | None]] = Event()
         self.is_new = True
         """Whether there was no file to load: a log with records and no topics has lost it."""
-        self.temporary = TemporaryTopics(self.drop_temporary)
+        self.temporary = TemporaryTopics(readers.table, self.drop_temporary, temporary_unread_s)
+        readers.unread.subscribe(self.temporary.unread)
         self._file = TopicFile(StateFile(path, disk), table, self._applied)
         self._auto_create = auto_create
         self._hide_grace_s = hide_grace_s
@@ -148,9 +152,6 @@ class TopicRequests(RequestFamily):
             "queue_deletion_retries_total": 0 if deletion is None else deletion.retries,
             **self.temporary.numbers(),
         }
-
-    def closed(self, connection: Connection) -> None:
-        self.temporary.closed(connection)
 
     # Life
 
@@ -373,7 +374,7 @@ class TopicRequests(RequestFamily):
         )
 
     def drop_temporary(self, name: str) -> None:
-        """A temporary topic goes with all that it holds: nobody subscribes to it, or it was deleted."""
+        """A temporary topic goes with all that it holds: nobody reads it, or it was deleted."""
         known = self.table.get(name)
         if known is not None and known.is_temporary:
             self.table.remove(name)

@@ -1,7 +1,7 @@
-"""Temporary topics: in memory only, gone when their last subscriber leaves.
+"""Temporary topics: in memory only, gone when their last reader leaves.
 
-A subscriber is a connection that pulls one of the topic's queues. A topic that nobody ever subscribes to
-goes as well, after UNSUBSCRIBED_S. Their messages are kept by the store in memory: bounded, oldest dropped.
+Who reads one is known to `broker.readers`, whichever way it reads. A topic that nobody ever reads goes as
+well, after `unread_s`. Their messages are kept by the store in memory: bounded, oldest dropped.
 Source: broker.md, Topics.
 """
 
@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
-from holdmq.rpc.connection import Connection
 from storage.api.queues import TemporaryQueues
 
-UNSUBSCRIBED_S: Final = 60.0
-"""How long a temporary topic waits for its first subscriber: who creates one has a minute to subscribe."""
+UNREAD_S: Final = 60.0
+"""How long a temporary topic waits for its first reader: who creates one has a minute to read."""
+
+
+class KnowsReaders(Protocol):
+    """What is known of a topic's readers."""
+
+    def is_read(self, topic: str) -> bool:
+        """Whether anybody reads a topic."""
 
 
 class TemporaryTopics:
-    """Subscribers of temporary topics. `drop(topic)` is called for one that is to go."""
+    """All temporary topics. `drop(topic)` is called for one that is to go; tell `unread` of topics."""
 
-    def __init__(self, drop: Callable[[str], None], unsubscribed_s: float = UNSUBSCRIBED_S) -> None:
+    def __init__(
+        self, readers: KnowsReaders, drop: Callable[[str], None], unread_s: float = UNREAD_S
+    ) -> None:
         self.store: TemporaryQueues | None = None
         self.left = 0
+        self._readers = readers
         self._drop = drop
-        self._unsubscribed_s = unsubscribed_s
-        self._subscribers: dict[str, set[Connection]] = {}
-        self._topics_of: dict[Connection, set[str]] = {}
+        self._unread_s = unread_s
+        self._topics: set[str] = set()
         self._waiting: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -35,49 +43,33 @@ class TemporaryTopics:
     def numbers(self) -> Mapping[str, int]:
         """Gauges and counters, as `RequestFamily.numbers`."""
         return {
-            "topics_temporary": len(self._subscribers),
+            "topics_temporary": len(self._topics),
             "topics_temporary_left_total": self.left,
         }
 
     def added(self, topic: str) -> None:
         """A temporary topic is there (again, with other settings)."""
-        if topic in self._subscribers:
+        if topic in self._topics:
             return
         if self.store is not None:
             self.store.add(topic)
-        self._subscribers[topic] = set()
-        self._waiting[topic] = self._loop.time() + self._unsubscribed_s
+        self._topics.add(topic)
+        self._waiting[topic] = self._loop.time() + self._unread_s
         if self._timer is None:
-            self._timer = self._loop.call_later(self._unsubscribed_s, self._expire)
+            self._timer = self._loop.call_later(self._unread_s, self._expire)
 
     def removed(self, topic: str) -> None:
-        """Forget a topic that is gone from the table, with its subscribers."""
-        for connection in self._subscribers.pop(topic, set()):
-            topics = self._topics_of.get(connection, set())
-            topics.discard(topic)
-            if not topics:
-                self._topics_of.pop(connection, None)
+        """Forget a topic that is gone from the table."""
+        self._topics.discard(topic)
         self._waiting.pop(topic, None)
         if self.store is not None:
             self.store.remove(topic)
 
-    def subscribed(self, topic: str, connection: Connection) -> None:
-        """This connection reads the topic: it stays while the connection does."""
-        subscribers = self._subscribers.get(topic)
-        if subscribers is None or connection in subscribers:
-            return
-        subscribers.add(connection)
-        self._topics_of.setdefault(connection, set()).add(topic)
-        self._waiting.pop(topic, None)
-
-    def closed(self, connection: Connection) -> None:
-        """A connection is gone; what only it subscribed to goes with it."""
-        for topic in self._topics_of.pop(connection, set()):
-            subscribers = self._subscribers[topic]
-            subscribers.discard(connection)
-            if not subscribers:
-                self.left += 1
-                self._drop(topic)
+    def unread(self, topic: str) -> None:
+        """The last reader of a topic has gone: a temporary one goes with it."""
+        if topic in self._topics:
+            self.left += 1
+            self._drop(topic)
 
     def close(self) -> None:
         """Stop the timer with the broker."""
@@ -89,7 +81,8 @@ class TemporaryTopics:
         self._timer = None
         now = self._loop.time()
         for topic in [topic for topic, due in self._waiting.items() if due <= now]:
-            self.left += 1
-            self._drop(topic)
+            del self._waiting[topic]
+            if not self._readers.is_read(topic):
+                self.unread(topic)
         if self._waiting:
             self._timer = self._loop.call_at(min(self._waiting.values()), self._expire)

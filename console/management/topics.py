@@ -15,7 +15,7 @@ from console.live.cluster import Cluster, perm_letters, topic_row
 from console.management.clients import ClusterClients
 from console.management.paging import following, offset_of, sort_of
 from holdmq.client.admin import TOPIC_COLUMNS
-from holdmq.client.topics import Removal
+from holdmq.client.topics import ReadersView, Removal
 from holdmq.errors import Code, RemoteError
 from holdmq.message import Message
 from holdmq.wire.headers import TopicRow
@@ -103,6 +103,27 @@ class TopicDetail(TopicOverview):
     broker_rows: list[TopicAtBroker]
     queues: list[QueueRow]
     removal: RemovalState | None
+
+
+class ReaderOverview(Answer):
+    """One reader of a topic at one broker; `group` "" = none, `seen_ms` is when it read last."""
+
+    broker: str
+    kind: str
+    group: str
+    client_id: str
+    role: str
+    address: str
+    principal: str
+    since_ms: int
+    seen_ms: int
+
+
+class ReaderList(Noticed):
+    """Readers of a topic; `total` may be more than are listed."""
+
+    readers: list[ReaderOverview]
+    total: int
 
 
 class NewTopic(InputModel):
@@ -217,6 +238,17 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
     async def show(call: Call) -> Result:
         return await detail(call.path("name"))
 
+    async def readers(call: Call) -> Result:
+        answers = await admin.topic_readers(call.path("name"))
+        found = {b: view for b, view in answers.items() if isinstance(view, ReadersView)}
+        listed = [ReaderOverview(broker=b, **row._asdict()) for b, view in found.items() for row in view.rows]
+        total = sum(view.total for view in found.values())
+        away = sorted(set(answers) - set(found))
+        notes = [f"no answer from {', '.join(away)}: who reads there is missing"] if away else []
+        if any(view.has_others for view in found.values()):
+            notes.append("more read it who are not named: a broker's table of readers is full")
+        return ReaderList(readers=listed, total=total, **({"notice": "; ".join(notes)} if notes else {}))
+
     async def create(call: Call) -> Result:
         asked: NewTopic = call.body
         await admin.create_topic(
@@ -291,6 +323,8 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
                  body=NewTopic, status=201),
         Endpoint("GET", one, viewer, show, "A topic, its queues and its settings at each broker.",
                  TopicDetail),
+        Endpoint("GET", f"{one}/readers", viewer, readers, "Who reads a topic, whichever way.",
+                 ReaderList),
         Endpoint("PATCH", one, operator, update, "Change a topic's settings.", TopicDetail,
                  body=TopicChange),
         Endpoint("DELETE", one, admins, delete, "Delete a topic once every group has consumed it: each call "

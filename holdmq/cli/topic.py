@@ -1,10 +1,10 @@
-"""``holdmq topic list | create | update | queues | pause | resume | delete``."""
+"""``holdmq topic list | create | update | queues | readers | pause | resume | delete``."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ import typer
 from holdmq.cli.calls import run_calls
 from holdmq.cli.options import CommandGroup, Given, QueuesPerBroker, Search, Yes, confirm
 from holdmq.cli.shown import say
+from holdmq.cli.times import show_time
 from holdmq.config.model import Config
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.service.process import EXIT_FAILED
@@ -88,11 +89,7 @@ def list_(
             _state(row),
         ),
     )
-    silent = {broker: error for broker, error in answers.items() if isinstance(error, HoldMQError)}
-    for broker, error in silent.items():
-        say(f"{broker} does not tell its topics: {error}", err=True)
-    if silent:
-        raise typer.Exit(EXIT_FAILED)
+    _say_silent(answers)
 
 
 @app.add("create", example="holdmq topic create devices --queues 8 --retention 12h")
@@ -166,6 +163,27 @@ def queues(
         return
     wanted = to
     _show(_run(settings, lambda admin: _resize(admin, name, wanted, wait_s)), given, _sentence)
+
+
+@app.add("readers", example="holdmq topic readers devices")
+def readers(given: Given, name: Name) -> None:
+    """List who reads a topic, whichever way: members of groups, pulls, Spark, gateways, the console."""
+    answers = _run(given.configuration(), lambda admin: admin.topic_readers(name))
+    found = {b: view for b, view in answers.items() if not isinstance(view, HoldMQError)}
+    rows = [{"broker": broker, **row._asdict()} for broker, view in found.items() for row in view.rows]
+    given.table(
+        ("kind", "group", "client", "role", "broker", "address", "access key", "since", "last read"),
+        rows,
+        lambda row: (
+            *(row[name] for name in ("kind", "group", "client_id", "role", "broker", "address", "principal")),
+            show_time(row["since_ms"]),
+            show_time(row["seen_ms"]),
+        ),
+    )
+    for broker, view in found.items():
+        if view.total > len(view.rows) or view.has_others:
+            say(f"{broker} has more readers of {name} than are shown", err=True)
+    _say_silent(answers)
 
 
 @app.add("pause", example="holdmq topic pause devices")
@@ -275,6 +293,15 @@ async def _bounds(admin: Admin, name: str) -> list[dict[str, Any]]:
 
 
 # What is typed
+
+
+def _say_silent(answers: Mapping[str, object]) -> None:
+    """Name the brokers that did not answer, and fail if there are any."""
+    silent = {broker: error for broker, error in answers.items() if isinstance(error, HoldMQError)}
+    for broker, error in silent.items():
+        say(f"{broker} does not tell its topics: {error}", err=True)
+    if silent:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _perm(text: str) -> int:

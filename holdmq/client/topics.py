@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from holdmq.client.cluster_calls import ClusterCalls, known
 from holdmq.client.names import check_topic
-from holdmq.errors import Code, RemoteError, UsageError
+from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
+from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
@@ -20,6 +21,7 @@ from holdmq.wire.headers import (
     TopicListResponse,
     TopicRow,
 )
+from holdmq.wire.reader_headers import ReaderRow, TopicReadersRequest, TopicReadersResponse
 from holdmq.wire.topic_headers import (
     DELETE,
     HIDE_FROM_CONSUMERS,
@@ -37,6 +39,9 @@ DELETE_TIMEOUT_S = 60.0
 """How long giving up queues may take: the store checkpoints first, which a full disk cache makes slow."""
 
 
+READERS_ROWS = 1_000
+"""Readers of a topic that are asked for: what a person looks through."""
+
 GROW = "grow"
 """The step of a resize that is taken at once."""
 
@@ -46,6 +51,14 @@ class Removal(NamedTuple):
 
     step: str
     waits_for: str | None
+
+
+class ReadersView(NamedTuple):
+    """Readers of a topic at one broker: the first of them, how many, and whether some have no name."""
+
+    rows: list[ReaderRow]
+    total: int
+    has_others: bool
 
 
 class TopicCalls(ClusterCalls):
@@ -163,6 +176,17 @@ class TopicCalls(ClusterCalls):
     async def pause_topic(self, topic: str, pause: bool = True) -> dict[str, TopicRow]:
         """Pause or resume a topic: paused it takes and keeps, and delivers nothing."""
         return await self._order(RequestCode.TOPIC_PAUSE, TopicPauseRequest(topic, pause))
+
+    async def topic_readers(
+        self, topic: str, rows_max: int = READERS_ROWS
+    ) -> dict[str, ReadersView | HoldMQError]:
+        """Ask who reads a topic, at every live broker, whichever way it reads; `rows_max` of each."""
+
+        def read(reply: Reply) -> ReadersView:
+            answer = reply.header(TopicReadersResponse)
+            return ReadersView(rows(ReaderRow, answer.readers), answer.total, answer.has_others)
+
+        return await self._read_all(RequestCode.TOPIC_READERS, TopicReadersRequest(topic, rows_max), read)
 
     async def _order(self, code: RequestCode, request: Header) -> dict[str, TopicRow]:
         is_long = code in (RequestCode.TOPIC_DELETE, RequestCode.QUEUES_REMOVE)

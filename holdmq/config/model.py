@@ -110,6 +110,13 @@ class BrokerSection(Section):
         description="How long queues that are hidden from producers still take records: until every client "
         "has refreshed its routes (30 s), so that nobody is refused.",
     )
+    temporary_unread_s: float = Field(
+        60,
+        ge=1,
+        le=86400,
+        description="How long a temporary topic that nobody has read yet stays: who makes one by sending has "
+        "a minute to read.",
+    )
     auto_create_groups: bool = Field(
         True, description="Create a consumer group with its first member; groups_max bounds what that costs."
     )

@@ -112,6 +112,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.QUEUES_REMOVE: _ADMIN,
     RequestCode.TOPIC_DELETE: _ADMIN,
     RequestCode.TOPIC_PAUSE: _ADMIN,
+    RequestCode.TOPIC_READERS: _READER,
     RequestCode.BROKER_STATUS: _READER,
     RequestCode.CONNECTION_LIST: _READER,
     RequestCode.STATISTICS: _READER,

@@ -35,6 +35,7 @@ class RequestCode(IntEnum):
     QUEUES_REMOVE = 45
     TOPIC_DELETE = 46
     TOPIC_PAUSE = 47
+    TOPIC_READERS = 48
 
     BROKER_STATUS = 50
     CONNECTION_LIST = 51

@@ -150,6 +150,19 @@ async def test_a_role_sees_what_it_may_do(script: ScriptedConsole, browser: Brow
         await page.close()
 
 
+async def test_a_topic_s_page_names_its_readers_and_leads_to_their_groups(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/topics/plant-000")
+    rows = page.get_by_role("table", name="Readers").locator("tbody tr")
+    await expect(rows).to_have_count(3)
+    await expect(rows.nth(1)).to_contain_text("bulk")
+    await rows.first.get_by_role("link", name="billing").click()
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("billing")
+    assert faults == []
+    await page.close()
+
+
 async def test_a_list_is_searched_sorted_and_turned_by_the_server_and_its_address_says_so(
     script: ScriptedConsole, browser: Browser
 ) -> None:

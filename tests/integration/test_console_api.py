@@ -74,6 +74,7 @@ def test_a_topic_lives_from_its_first_message_to_its_end(console: httpx.Client) 
         for i in range(5)
     ]
     assert len({one["message_id"] for one in sent}) == 5
+    assert done(console.get("topics/orders/readers")) == {"readers": [], "total": 0}
     pages: list[dict[str, Any]] = []
     after = ""
     while True:
@@ -83,6 +84,8 @@ def test_a_topic_lives_from_its_first_message_to_its_end(console: httpx.Client) 
         if after is None:
             break
     assert [base64.b64decode(m["body_base64"]) for m in pages] == [b"n4", b"n3", b"n2", b"n1", b"n0"]
+    looking = done(console.get("topics/orders/readers"))
+    assert [(one["kind"], one["role"]) for one in looking["readers"]] == [("look-up", "console")]
     tagged = done(console.get("messages", params={"topic": "orders", "tag": "t/3"}))
     assert [m["message_id"] for m in tagged["messages"]] == [sent[3]["message_id"]]
     one = done(console.get(f"messages/{sent[0]['message_id']}"))

@@ -20,6 +20,8 @@ from broker.alerts.core.shard_copies import OneCopy
 from broker.app.calls import Identity
 from broker.app.compose import Broker, now_ms
 from broker.app.engine import KeptInLog, OpenableStore
+from broker.readers.core.table import SILENT_S, ReaderTable
+from broker.readers.readers import TopicReaders
 from broker.reading.core.far_reads import FarReads, NextReads, ReadCounts
 from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
@@ -136,12 +138,15 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     store, disk, prepare = _store_of(
         section, str(settings.get("name", "broker-0")), table, clock_ms, is_in_log
     )
+    readers = TopicReaders(ReaderTable(float(str(settings.get("reader_silent_s", SILENT_S)))))
     topics = TopicRequests(
         directory / "store" / "config" / "topic.json",
         table,
         bool(settings.get("auto_create", True)),
+        readers,
         float(str(settings.get("hide_grace_s", 0.0))),
         disk,
+        float(str(settings.get("temporary_unread_s", 60.0))),
     )
     if prepare is None:
         topics.load()
@@ -150,7 +155,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
         if prepare is not None:
             await asyncio.to_thread(prepare)
             await asyncio.to_thread(topics.load)
-        return await _serve(directory, section, store, disk, topics, clock_ms, settings)
+        return await _serve(directory, section, store, disk, readers, topics, clock_ms, settings)
     except BaseException:
         await asyncio.to_thread(store.close)
         raise
@@ -190,6 +195,7 @@ async def _serve(
     section: StorageSection,
     store: OpenableStore,
     disk: Disk,
+    readers: TopicReaders,
     topics: TopicRequests,
     clock_ms: Callable[[], int],
     settings: Mapping[str, object],
@@ -200,6 +206,7 @@ async def _serve(
         Identity(str(settings.get("name", "broker-0")), "test", section.record_max_bytes),
         store,
         store.log_order if settings.get("has_log_order", True) else None,
+        readers,
         topics,
         directory / "store" / "config",
         disk,

@@ -207,6 +207,8 @@ class ScriptedConsole:
         kind, _, name = path.partition("/")
         if method != "GET":
             return ORDERS.get(path, {"topic": "made", "group": "made"})
+        if kind == "topics" and path.endswith("/readers"):
+            return {"readers": READERS, "total": len(READERS)}
         if kind == "topics" and name:
             return {
                 **topic_row(name),
@@ -246,6 +248,20 @@ CLIENTS: Final = [
         "address": "127.0.0.1:3000",
         "joined_ms": 1_790_000_000_000,
     }
+]
+READERS: Final = [
+    {
+        "broker": "broker-0",
+        "kind": kind,
+        "group": group,
+        "client_id": f"reader-{place}",
+        "role": "client",
+        "address": f"127.0.0.1:300{place}",
+        "principal": "",
+        "since_ms": 1_790_000_000_000,
+        "seen_ms": 1_790_000_005_000,
+    }
+    for place, (kind, group) in enumerate((("shared", "billing"), ("bulk", ""), ("gateway", "")))
 ]
 FILTERS: Final = [
     {

@@ -3,8 +3,8 @@
 import { may } from "../account.js";
 import { go } from "../address.js";
 import { call, path } from "../api.js";
-import { every, facts, h, head, notice, say, state, tell } from "../dom.js";
-import { bytes, duration, number, short } from "../format.js";
+import { empty, every, facts, h, head, notice, say, state, tell } from "../dom.js";
+import { bytes, duration, moment, number, short } from "../format.js";
 import { messageList } from "../message_list.js";
 import { publish } from "../publish.js";
 import { RangeChart, rate } from "../range_chart.js";
@@ -12,7 +12,7 @@ import { Rates } from "../rates.js";
 import { putRows, table } from "../rows.js";
 import { deleteTopic, editTopic, pauseTopic, resizeTopic, stepTo } from "../topic_dialogs.js";
 
-const LOOK_MS = 1000;
+const LOOK_MS = 1000, READERS_MS = 5000;
 
 const QUEUES = [
   { title: "Queue", cell: (queue) => `${queue.broker}/${queue.queue_id}` },
@@ -20,6 +20,17 @@ const QUEUES = [
   { title: "First", class: "n", cell: (queue) => number(queue.first_offset) },
   { title: "End", class: "n", cell: (queue) => number(queue.end_offset) },
   { title: "Messages", class: "n wide", cell: (queue) => number(queue.end_offset - queue.first_offset) },
+];
+
+const READERS = [
+  { title: "Kind", cell: (row) => h("span.tag", {}, row.kind) },
+  { title: "Group", cell: (row) => (row.group && !row.group.startsWith("$") ? h("a", { href: `/groups/${encodeURIComponent(row.group)}` }, row.group) : row.group || "–") },
+  { title: "Client", cell: (row) => row.client_id || "–" },
+  { title: "Broker", class: "wide", cell: (row) => row.broker },
+  { title: "Address", class: "wide", cell: (row) => row.address },
+  { title: "Access key", class: "wide", cell: (row) => row.principal || "–" },
+  { title: "Since", class: "wide", cell: (row) => moment(row.since_ms) },
+  { title: "Last read", cell: (row) => moment(row.seen_ms) },
 ];
 
 export async function show(place) {
@@ -33,7 +44,7 @@ export async function show(place) {
   const legend = h("ul.legend"), box = h("div.chart.low", { id: "rate-chart", role: "img", "aria-label": "Line chart of messages per second, in and out, of the last five minutes" });
   const chart = new RangeChart(box, legend, signal, rate);
   const queues = table("Queues", QUEUES), messages = messageList(place, name);
-  const acts = h("div.actions");
+  const acts = h("div.actions"), readers = table("Readers", READERS), noReaders = empty("Nobody reads it."), readersNote = notice({ id: "readers-note" });
   const goOn = h("button", { type: "button", hidden: true, onclick: async () => { stepped(await stepTo(name, topic.removal.to)); await look(); } }, "Go on");
   const act = (word, work, classes = "button") => h(classes, { type: "button", onclick: async () => { const done = await work(); if (done) await look(); } }, word);
 
@@ -83,6 +94,18 @@ export async function show(place) {
     }
   }
 
+  async function lookAtReaders() {
+    try {
+      const found = await call(path`/api/v1/topics/${name}/readers`, { signal });
+      putRows(readers.tBodies[0], READERS, found.readers, (row) => `${row.broker} ${row.address} ${row.kind} ${row.group} ${row.since_ms}`);
+      const none = found.readers.length === 0;
+      [readers.hidden, noReaders.hidden] = [none, !none];
+      tell(readersNote, found.notice ?? (found.total > found.readers.length && `${number(found.total)} read it; the first are shown.`));
+    } catch (error) {
+      if (error.name !== "AbortError") tell(readersNote, error);
+    }
+  }
+
   const title = head(name, { crumb: ["Topics", "/topics"] });
   title.firstChild.append(badges);
   title.lastChild.replaceWith(acts);
@@ -90,9 +113,12 @@ export async function show(place) {
     h("section.section", { "aria-labelledby": "rate-title" }, h("div.card", {}, h("div.chart-head", {}, h("h2", { id: "rate-title" }, "Messages per second"), legend), box)),
     h("section.section", { "aria-labelledby": "messages-title" }, h("h2", { id: "messages-title" }, "Messages"), messages.element),
     h("section.section", { "aria-labelledby": "queues-title" }, h("h2", { id: "queues-title" }, "Queues"), removal, goOn,
-      queues));
+      queues),
+    h("section.section", { id: "readers", "aria-labelledby": "readers-title" }, h("h2", { id: "readers-title" }, "Readers"), readersNote, noReaders, readers));
   draw();
   rates.take(Date.now() / 1000, [topic.messages_in, topic.messages_out]);
   put();
   every(LOOK_MS, signal, look);
+  lookAtReaders();
+  every(READERS_MS, signal, lookAtReaders);
 }

@@ -61,6 +61,9 @@ async def test_pull_refuses_only_the_queues_that_are_not_allowed(limited: Stack)
     )
     assert [queue.status for queue in pulled] == [Code.NOT_PERMITTED, Code.OK]
     assert got == [b"mine"]
+    # What keeps a temporary topic is who may read it.
+    readers = limited.server.readers.table
+    assert [len(readers.of(topic)) for topic in ("other", "orders")] == [0, 1]
 
 
 async def test_reading_the_whole_log_takes_a_reader(limited: Stack) -> None:

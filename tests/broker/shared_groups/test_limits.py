@@ -54,6 +54,7 @@ def over(broker: Stack, path: Path) -> SharedMode:
         move=server.moves.move,
         may_hand_out=lambda: True,
         hello_of=server.rpc.connections.get,
+        readers=server.readers,
     )
 
 

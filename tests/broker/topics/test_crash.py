@@ -13,6 +13,7 @@ import pytest
 from sim_disk import SimDisk
 from stepped_store import Stepped
 
+from broker.readers.readers import TopicReaders
 from broker.topics.core.table import NOT_DELETING, TopicTable
 from broker.topics.queue_deletion import NoGroups
 from broker.topics.requests import TopicRequests
@@ -46,7 +47,7 @@ class Broker:
     def __init__(self, disk: SimDisk) -> None:
         self.stepped = Stepped(disk, 1 << 16)
         self.table = TopicTable(100, QUEUES)
-        self.topics = TopicRequests(TOPIC_JSON, self.table, True, 0.0, disk)
+        self.topics = TopicRequests(TOPIC_JSON, self.table, True, TopicReaders(), 0.0, disk)
         self.topics.load()
         self.topics.start(self.stepped.store, NoGroups())
 

@@ -1,4 +1,4 @@
-"""Temporary topics: in memory, never on disk, never by MQTT, gone with their last subscriber."""
+"""Temporary topics: in memory, never on disk, never by MQTT, gone with their last reader."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack, Start, make_record, produce_body
+from group_peer import GroupPeer
 from tested_engine import state_file
 from topic_calls import bounds, create, delete, grow, listed, pause, remove, update
 
+from broker.readers.core.table import ReaderTable, SubscriberKey
 from broker.topics.temporary import TemporaryTopics
 from holdmq.errors import Code, RemoteError
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest
+from holdmq.wire.group_headers import BROADCAST, CLUSTERING, SHARED, GroupRequest, GroupSubscription
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     ProduceRequest,
@@ -25,6 +29,14 @@ from holdmq.wire.headers import (
     PullRequest,
     RunResult,
     TopicCreateRequest,
+)
+from holdmq.wire.shared_headers import (
+    SharedCloseRequest,
+    SharedDelivery,
+    SharedOpenRequest,
+    SharedOpenResponse,
+    SharedPullRequest,
+    SharedPullResponse,
 )
 from holdmq.wire.topic_headers import HIDE_FROM_PRODUCERS, TopicUpdateRequest
 
@@ -57,7 +69,7 @@ async def test_it_works_like_a_topic_and_is_in_no_file(
     assert name in await listed(broker)
 
 
-async def test_it_is_gone_when_its_last_subscriber_leaves(broker: Stack) -> None:
+async def test_it_is_gone_when_its_last_reader_leaves(broker: Stack) -> None:
     await create(broker, TopicCreateRequest("chat#tmp", 1))
     await broker.produce("chat#tmp", 0, (b"1", None))
     first, second = await other_client(broker), await other_client(broker)
@@ -160,7 +172,7 @@ async def test_topics_max_counts_them(start: Start) -> None:
     assert refused.value.code == Code.TOPIC_LIMIT
 
 
-async def test_one_that_nobody_subscribes_to_goes_after_a_while() -> None:
+async def test_one_that_nobody_reads_goes_after_a_while() -> None:
     dropped: list[str] = []
     gone = asyncio.Event()
 
@@ -169,9 +181,67 @@ async def test_one_that_nobody_subscribes_to_goes_after_a_while() -> None:
         topics.removed(topic)
         gone.set()
 
-    topics = TemporaryTopics(drop, unsubscribed_s=0.01)
+    table: ReaderTable[str] = ReaderTable()
+    topics = TemporaryTopics(table, drop, unread_s=0.01)
+    table.subscribe(SubscriberKey("one", "workers"), SHARED, ["b#tmp"], 0.0)
+    topics.added("b#tmp")
     topics.added("a#tmp")
     await asyncio.wait_for(gone.wait(), 40)
     assert dropped == ["a#tmp"]
-    assert topics.numbers() == {"topics_temporary": 0, "topics_temporary_left_total": 1}
+    assert topics.numbers() == {"topics_temporary": 1, "topics_temporary_left_total": 1}
     topics.close()
+
+
+async def end_of(broker: Stack, topic: str) -> None:
+    while topic in await listed(broker):
+        await asyncio.sleep(0.01)
+
+
+UNREAD_S = 1.0
+"""So short that a topic whose readers do not count is gone while the test looks at them."""
+
+
+async def test_a_shared_consumer_that_was_there_first_keeps_all_of_it(start: Start) -> None:
+    broker = await start(temporary_unread_s=UNREAD_S)
+    workers = await other_client(broker)
+    wanted = [GroupSubscription("jobs#tmp", "*")]
+    opened = await workers.call(RequestCode.SHARED_OPEN, SharedOpenRequest("workers", wanted))
+    member_id = opened.header(SharedOpenResponse).member_id
+    await create(broker, TopicCreateRequest("jobs#tmp", 1))
+    for at in range(11):
+        await broker.produce("jobs#tmp", 0, (b"%d" % at, None))
+        await asyncio.sleep(UNREAD_S / 4)
+    pull = SharedPullRequest(member_id, 100, 1 << 20, 0)
+    got = (await workers.call(RequestCode.SHARED_PULL, pull)).header(SharedPullResponse)
+    assert sum(row.records for row in rows(SharedDelivery, got.deliveries)) == 11
+    await workers.call(RequestCode.SHARED_CLOSE, SharedCloseRequest(member_id))
+    await asyncio.wait_for(end_of(broker, "jobs#tmp"), 40)
+    await workers.close()
+
+
+@pytest.mark.parametrize("mode", [CLUSTERING, BROADCAST])
+async def test_a_member_keeps_it_though_it_pulls_nothing(start: Start, mode: str) -> None:
+    broker = await start(temporary_unread_s=UNREAD_S)
+    peer = GroupPeer(broker, "busy", "g#tmp")
+    await create(broker, TopicCreateRequest("jobs#tmp", 1))
+    await peer.join("jobs#tmp", mode=mode)
+    await asyncio.sleep(2 * UNREAD_S)
+    assert "jobs#tmp" in await listed(broker)
+    await peer.client.call(RequestCode.GROUP_LEAVE, GroupRequest("g#tmp"))
+    await asyncio.wait_for(end_of(broker, "jobs#tmp"), 40)
+    await peer.client.close()
+
+
+async def test_spark_keeps_it_while_it_reads_and_no_longer(start: Start) -> None:
+    broker = await start(temporary_unread_s=UNREAD_S, reader_silent_s=2 * UNREAD_S)
+    spark = await other_client(broker, "spark")
+    await create(broker, TopicCreateRequest("jobs#tmp", 1))
+    asked = PullColumnsRequest([ColumnQueue("jobs#tmp", 0, 0, 0, 1)], ["body"], 1 << 20)
+    for _ in range(8):
+        await spark.call(RequestCode.PULL_COLUMNS, asked)
+        await asyncio.sleep(UNREAD_S / 2)
+    assert "jobs#tmp" in await listed(broker)
+    await asyncio.wait_for(end_of(broker, "jobs#tmp"), 40)
+    assert not spark.connection.is_closed  # type: ignore[union-attr]
+    assert broker.server.numbers()["topic_readers_silenced_total"] == 1
+    await spark.close()

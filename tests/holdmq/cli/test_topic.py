@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 from command_line import Cli, process_runner, runner, small_stack
 from processes import Stack
+
+from holdmq.client import SharedConsumer
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,25 @@ def test_who_lags_is_named_and_force_does_not_wait(cli: Cli) -> None:
     assert [row["topic"] for row in json.loads(cli("topic", "list", "--json").stdout)] == ["used"]
     assert cli("topic", "delete", "used", "--force", "--yes").returncode == 0
     assert json.loads(cli("topic", "list", "--json").stdout) == []
+
+
+def test_the_readers_of_a_topic_are_listed(stack: Stack, cli: Cli) -> None:
+    assert cli("topic", "create", "read", "--queues", "1").returncode == 0
+    assert json.loads(cli("topic", "readers", "read", "--json").stdout) == []
+
+    async def look() -> list[dict[str, object]]:
+        async with SharedConsumer([stack.registry], "workers", ["read"], client_id="w-1"):
+            listed = await asyncio.to_thread(process_runner(stack), "topic", "readers", "read", "--json")
+            shown = await asyncio.to_thread(process_runner(stack), "topic", "readers", "read")
+            assert "workers" in shown.stdout
+        found: list[dict[str, object]] = json.loads(listed.stdout)
+        return found
+
+    (row,) = asyncio.run(look())
+    assert (row["kind"], row["group"], row["client_id"]) == ("shared", "workers", "w-1")
+    assert (row["role"], row["broker"], row["principal"]) == ("client", "broker-0", "")
+    assert json.loads(cli("topic", "readers", "read", "--json").stdout) == []
+    assert cli("topic", "delete", "read", "--force", "--yes").returncode == 0
 
 
 MISTAKES = [

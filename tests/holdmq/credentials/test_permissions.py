@@ -84,6 +84,7 @@ READS = [
     "TOPIC_LIST",
     "BROKER_STATUS",
     "CONNECTION_LIST",
+    "TOPIC_READERS",
     "STATISTICS",
     "BACKLOG",
     "ALARM_LIST",

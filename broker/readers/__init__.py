@@ -1,0 +1,1 @@
+"""Readers of topics, whichever way they read."""
