@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from holdmq.client.calls import call_until
 from holdmq.client.route import RouteTable
 from holdmq.message import TopicQueue
 from holdmq.wire.codes import RequestCode
@@ -26,6 +27,7 @@ async def queue_bounds(
 ) -> dict[TopicQueue, Bounds]:
     """Bounds of these queues; queues that their broker does not have are left out.
 
+    A broker that is away, or whose copies change their leader, is asked again until `timeout_s` is over.
     Raises TransportError or RemoteError of the first broker that fails.
     """
     topics: dict[str, set[str]] = {}
@@ -35,7 +37,7 @@ async def queue_bounds(
 
     async def ask(broker: str) -> dict[TopicQueue, Bounds]:
         request = QueueBoundsRequest(sorted(topics[broker]))
-        reply = await routes.link(broker).client.call(RequestCode.QUEUE_BOUNDS, request, timeout_s)
+        reply = await call_until(routes, timeout_s, RequestCode.QUEUE_BOUNDS, lambda _: (broker, request))
         answer = reply.header(QueueBoundsResponse)
         return {
             TopicQueue(row.topic, broker, row.queue_id): Bounds(
