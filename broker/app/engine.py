@@ -74,15 +74,15 @@ def engine_of(
     is_home: bool,
     wanted_back: Callable[[], None],
     is_state_in_log: bool = False,
-    may_hand_out: Callable[[], bool] | None = None,
+    owned_for_s: Callable[[], float] | None = None,
 ) -> StorageEngine:
     """Make the store of a configuration; the caller opens it (blocking) before anything else.
 
     `is_state_in_log`: what the rooms know is in the log itself, as copies of it need; what is in files of an
-    earlier start moves there, and back when this one wants files. `may_hand_out`: the log is one copy of
-    several, and this says whether no other one can lead; None = it is the only one. `lost` is called on the
-    loop when the store is not this process's any more; `wanted_back` when the shard is another broker's (not
-    `is_home`), and that broker is back.
+    earlier start moves there, and back when this one wants files. `owned_for_s`: the log is one copy of
+    several, and this says for how long no other one can lead; None = it is the only one. `lost` is called on
+    the loop when the store is not this process's any more; `wanted_back` when the shard is another broker's
+    (not `is_home`), and that broker is back.
     """
     post = asyncio.get_running_loop().call_soon_threadsafe
     name = config.broker.name
@@ -121,8 +121,8 @@ def engine_of(
         accept_backup=accept_backup,
         is_table=table.is_table,
         state=None if kept is None else kept.state,
-        is_replicated=may_hand_out is not None,
-        may_hand_out=may_hand_out,
+        is_replicated=owned_for_s is not None,
+        owned_for_s=owned_for_s,
     )
     close_to_others(root, "format.json")
     logged: Disk | None = None

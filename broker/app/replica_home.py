@@ -34,15 +34,15 @@ class LogReaders(Protocol):
 
 
 class ReplicaHome:
-    """`broker.replication.ports.LogHome` over the log engine. `may_hand_out` is asked at each hand-out."""
+    """`broker.replication.ports.LogHome` over the log engine. `owned_for_s` is asked at each hand-out."""
 
-    def __init__(self, config: Config, may_hand_out: Callable[[], bool], clients: LogReaders) -> None:
+    def __init__(self, config: Config, owned_for_s: Callable[[], float], clients: LogReaders) -> None:
         self._clients = clients
         self.readers: Executor = ThreadPoolExecutor(READERS, "replica-reader")
         self.engine: StorageEngine | None = None
         self.table: TopicTable | None = None
         self._config = config
-        self._may_hand_out = may_hand_out
+        self._owned_for_s = owned_for_s
         self._is_free = asyncio.Event()
         self._is_free.set()
         self._directory = Path(config.storage.data_dir)
@@ -68,7 +68,7 @@ class ReplicaHome:
         if not StateHome(self._directory / "config", RealDisk()).is_log():
             await self._move_state_into_log()
         table = TopicTable(settings.topics_max, settings.topic_queues_default)
-        engine = engine_of(self._config, table, _never_lost, True, _never_wanted, True, self._may_hand_out)
+        engine = engine_of(self._config, table, _never_lost, True, _never_wanted, True, self._owned_for_s)
         await loop.run_in_executor(None, engine.store.open)
         assert engine.replicated is not None
         self.engine, self.table = engine, table

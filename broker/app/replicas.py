@@ -82,7 +82,7 @@ class ReplicaProcess:
             settings.far_reads_bytes, memory_limit(config.storage.memory_limit_bytes)
         )
         self._clients = ReplicaReadServer(config, security, self, self._reads, self._far_bytes)
-        self.home = ReplicaHome(config, self._may_hand_out, self._clients)
+        self.home = ReplicaHome(config, self._owned_for_s, self._clients)
         self.agent = ReplicaAgent(
             times,
             settings.replica,
@@ -130,8 +130,8 @@ class ReplicaProcess:
         if self._failure is not None:
             raise self._failure
 
-    def _may_hand_out(self) -> bool:
-        return self.agent.may_hand_out()
+    def _owned_for_s(self) -> float:
+        return self.agent.owned_for_s()
 
     def _state(self) -> tuple[bool, str]:
         """Readiness: it leads and serves, or it is in sync, so that another replica may be stopped."""

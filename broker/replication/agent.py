@@ -234,9 +234,9 @@ class ReplicaAgent:
         if self._core is not None and self._log is not None:
             self._do(self._core.log_moved(boot_time(), self.view()))
 
-    def may_hand_out(self) -> bool:
-        """Whether what needs no write may leave now: to be asked at each hand-out."""
-        return self._core is not None and self._core.may_hand_out(boot_time())
+    def owned_for_s(self) -> float:
+        """For how long surely no other replica serves; 0 = what needs no write may not leave now."""
+        return 0.0 if self._core is None else self._core.owned_for_s(boot_time())
 
     @property
     def core(self) -> Replica | None:

@@ -61,6 +61,9 @@ class StoreCondition(Protocol):
         Never waits. A store that another process may take over is not when its lease has run out.
         """
 
+    def owned_for_s(self) -> float:
+        """How many seconds `is_owned` surely lasts: inf if nobody else can take the store, 0 if it is not."""
+
     def state(self) -> StoreState:
         """Whether records are taken, for /readyz."""
 

@@ -335,6 +335,9 @@ class KvStore:
     def is_owned(self) -> bool:
         return not isinstance(self._refusal, ShardLostError) and self._late() is None
 
+    def owned_for_s(self) -> float:
+        return max(0.0, self._lease_until - boot_s()) if self.is_owned() else 0.0
+
     def backlog(self) -> Backlog:
         if not self._pending:
             return Backlog(0, 0)

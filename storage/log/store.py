@@ -81,7 +81,7 @@ def open_store(
     state: LoggedState | None = None,
     is_replicated: bool = False,
     machine: Machine | None = None,
-    may_hand_out: Callable[[], bool] | None = None,
+    owned_for_s: Callable[[], float] | None = None,
 ) -> LogStore:
     """The store of a configuration; the caller calls `open` (blocking) before anything else.
 
@@ -91,8 +91,8 @@ def open_store(
     which topics are tables; None = this store keeps none (`tables` is None). `state`: the broker's state
     files are in this log, and these are kept as it says (needs tables). `is_replicated`: it is one copy
     of several, and `LogStore.replicated` says and does what replication wants; `machine` tells its starts
-    and files from others (None = the real one). `may_hand_out` says whether no other copy can lead (None =
-    there is none that could).
+    and files from others (None = the real one). `owned_for_s` says for how long no other copy can lead
+    (None = there is none that could).
     """
     return LogStore(
         settings,
@@ -108,7 +108,7 @@ def open_store(
         state,
         is_replicated,
         RealMachine() if machine is None else machine,
-        _always if may_hand_out is None else may_hand_out,
+        _for_ever if owned_for_s is None else owned_for_s,
     )
 
 
@@ -130,9 +130,9 @@ class LogStore:
         state: LoggedState | None,
         is_replicated: bool,
         machine: Machine,
-        may_hand_out: Callable[[], bool],
+        owned_for_s: Callable[[], float],
     ) -> None:
-        self._may_hand_out = may_hand_out
+        self._owned_for_s = owned_for_s
         self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
         self._behind_reads = 0
         self._behind_logged_at = float("-inf")
@@ -444,7 +444,10 @@ class LogStore:
         return StoreState(problem is None, "" if problem is None else str(problem))
 
     def is_owned(self) -> bool:
-        return self._may_hand_out()
+        return self._owned_for_s() > 0
+
+    def owned_for_s(self) -> float:
+        return self._owned_for_s()
 
     def backlog(self) -> Backlog:
         if self._appends.few_replicas is not None:
@@ -729,6 +732,6 @@ def _is_table(is_table: Callable[[str], bool], topic: str) -> bool:
     return topic == CONFIG_TOPIC or is_table(topic)
 
 
-def _always() -> bool:
+def _for_ever() -> float:
     """Nobody else can lead a log that has no copies."""
-    return True
+    return float("inf")

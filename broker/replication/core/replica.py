@@ -111,13 +111,14 @@ class Replica:
 
     def may_hand_out(self, now: float) -> bool:
         """Whether what needs no write (reads, leases of queues, shared hand-outs) may leave now."""
+        return self.owned_for_s(now) > 0
+
+    def owned_for_s(self, now: float) -> float:
+        """For how long, in seconds, surely no other replica serves; 0 = this one does not, or not surely."""
         leading = self.leading
-        return (
-            self.role is ReplicaRole.LEADING
-            and leading is not None
-            and leading.is_serving
-            and self.lease.is_valid(now)
-        )
+        if self.role is not ReplicaRole.LEADING or leading is None or not leading.is_serving:
+            return 0.0
+        return max(0.0, self.lease.valid_until - now)
 
     def may_read(self, now: float) -> bool:
         """Whether clients may read here, up to what this copy knows to be confirmed, though another leads.

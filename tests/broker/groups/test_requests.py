@@ -21,6 +21,8 @@ from holdmq.wire.group_headers import (
     GroupSubscription,
     GroupUpdateRequest,
     MemberRow,
+    QueueLeaseRequest,
+    QueueLeaseResponse,
     WantedQueue,
 )
 from holdmq.wire.header import rows
@@ -275,6 +277,19 @@ async def test_a_closed_connection_frees_its_queues_at_once(broker: Stack, membe
         state = await two.told()
     assert all(row.generation for row in await two.lease(0, 1, 2, 3))
     assert broker.server.groups.leases.wants == 0
+
+
+@pytest.mark.parametrize(("owned_for_s", "lease_ms"), [(float("inf"), 20_000), (30.0, 20_000), (1.5, 1_500)])
+async def test_no_lease_lasts_longer_than_surely_nobody_else_serves(
+    broker: Stack, member: Join, monkeypatch: pytest.MonkeyPatch, owned_for_s: float, lease_ms: int
+) -> None:
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    monkeypatch.setattr(broker.store, "owned_for_s", lambda: owned_for_s)
+    wanted = QueueLeaseRequest("g", [WantedQueue("t", 0, 0)])
+    reply = await one.client.call(RequestCode.QUEUE_LEASE, wanted)
+    assert reply.header(QueueLeaseResponse).lease_ms == lease_ms
 
 
 async def test_a_lease_that_is_not_renewed_is_free_and_its_member_is_none(
