@@ -1,7 +1,8 @@
 """Network namespaces of a test's own, on a bridge: hosts that can be cut from each other, one way too.
 
 Needs root, as bridges and namespaces do; they are gone with the test, and no packet leaves the machine.
-What delays or drops some of the packets is not here: kernels without `sch_netem` cannot.
+Kernels without `sch_netem` lose packets all the same: a classic BPF program that draws lots puts some of them
+into a class of HTB whose queue takes none. A link that is slow delays what waits for it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from typing import Final
 
 _numbers = itertools.count(os.getpid() % 200)
 MASK: Final = 24
+FAST_BITS_PER_S: Final = 10_000_000_000
+RANDOM: Final = (1 << 32) - 0x1000 + 56
+"""SKF_AD_OFF + SKF_AD_RANDOM: where classic BPF loads a random word from."""
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}; these tests need root"
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}; these tests need root"
 
 
 class Network:
@@ -31,6 +39,7 @@ class Network:
         self.here = self._address(254)
         self.addresses: dict[str, str] = {}
         self._cut: set[tuple[str, str]] = set()
+        self._impaired: set[str] = set()
 
     def _address(self, host: int) -> str:
         return f"10.97.{self.number}.{host}"
@@ -78,8 +87,29 @@ class Network:
             self.cut(one, other)
             self.cut(other, one)
 
+    def impair(self, name: str, dropped_percent: float, bits_per_s: int = FAST_BITS_PER_S) -> None:
+        """Lose so many of the packets that a host sends, and send the others at most so fast."""
+        self._impaired.add(name)
+        device = f"hmq{self.number}i{list(self.addresses).index(name) + 1}"
+        lots = round(dropped_percent / 100 * (1 << 32))
+        # A random word; below `lots`: class 1:2, else class 1:1.
+        program = f"4,32 0 0 {RANDOM},53 1 0 {lots},6 0 0 {0x10002},6 0 0 {0x10001}"
+        at = ("tc", "-n", self.space(name))
+        for words in (
+            f"qdisc replace dev {device} root handle 1: htb default 1 r2q 100000",
+            f"class add dev {device} parent 1: classid 1:1 htb rate {bits_per_s}bit quantum 60000",
+            f"class add dev {device} parent 1: classid 1:2 htb rate {bits_per_s}bit quantum 60000",
+            f"qdisc add dev {device} parent 1:2 handle 2: bfifo limit 1",
+        ):
+            _run(*at, *words.split())
+        _run(*at, *f"filter add dev {device} parent 1: bpf bytecode".split(), program, "classid", "1:2")
+
     def heal(self) -> None:
-        """Every packet arrives again."""
+        """Every packet arrives again, and at once."""
+        for name in self._impaired:
+            device = f"hmq{self.number}i{list(self.addresses).index(name) + 1}"
+            _run("tc", "-n", self.space(name), "qdisc", "del", "dev", device, "root")
+        self._impaired.clear()
         for source, target in self._cut:
             _ip("-n", self.space(source), "route", "del", "blackhole", f"{self.addresses[target]}/32")
         self._cut.clear()
