@@ -25,7 +25,17 @@ from console.identity.identity import KnowsCallers, SignedInCallers
 from console.live.cluster import Cluster
 from console.live.feed import SharedFeed
 from console.live.shards import Shards
-from console.management import dead_letters, groups, messages, overview, replicas, sessions, stored, topics
+from console.management import (
+    connected,
+    dead_letters,
+    groups,
+    messages,
+    overview,
+    replicas,
+    sessions,
+    stored,
+    topics,
+)
 from console.management.clients import ClusterClients
 from console.sql.analysis import Analysis
 from holdmq.config.analytics import ConsoleSection
@@ -59,6 +69,7 @@ def endpoint_table(
             *messages.endpoints(clients),
             *dead_letters.endpoints(clients),
             *replicas.endpoints(cluster, shards),
+            *connected.endpoints(clients),
             *sessions.endpoints(cluster, clients),
             *stored.endpoints(clients),
             *analysis.endpoints(analyses),

@@ -24,6 +24,7 @@ from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
 from broker.app.topic_lists import TopicLists
 from broker.app.topic_readers import TopicReaderList
+from broker.gateways.requests import GatewayRequests
 from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
@@ -226,6 +227,7 @@ class Broker:
             ColumnPulls(store, table, self.statistics, readers, next_reads),
             Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
+            GatewayRequests(connections),
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}

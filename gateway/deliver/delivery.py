@@ -299,6 +299,7 @@ class LiveDelivery:
                 self._counters.messages_dropped_slow_total += 1
             else:
                 session.send(head)
+                outbound.messages += 1
                 self._counters.messages_out_qos0_total += 1
                 if aliases is not None:
                     aliases.sent(outgoing.mqtt_topic, alias)
@@ -339,6 +340,7 @@ class LiveDelivery:
             self._counters.messages_dropped_slow_total += 1
         else:
             session.send(head)
+            outbound.messages += 1
             self._counters.messages_out_qos0_total += 1
 
     def again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
@@ -399,6 +401,7 @@ class LiveDelivery:
             return False
         if is_qos0:
             session.send(head)
+            outbound.messages += 1
             self._counters.messages_out_qos0_total += 1
         elif session.push(head, tail, link.name, position, *chosen):
             self._sent(chosen[0])

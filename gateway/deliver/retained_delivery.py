@@ -63,6 +63,7 @@ class RetainedDelivery:
             return False
         if not flags & 6:
             session.send(head)
+            outbound.messages += 1
             self._counters.messages_out_qos0_total += 1
         elif not session.push(head, tail, link.name, row.version, flags, identifiers, row.topic):
             return False

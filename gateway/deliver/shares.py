@@ -282,6 +282,7 @@ class Shares:
                 counters.messages_dropped_slow_total += 1
             else:
                 session.send(head)
+                outbound.messages += 1
                 counters.messages_out_qos0_total += 1
                 counters.shared_messages_total += 1
             return SETTLED

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 from typing import Any, Final, Protocol
 
 from gateway.ground.counters import Counters
 from gateway.ground.peer import Peer, shown
+from gateway.observe.traffic import UNKNOWN, CountedSocket, traffic_of
 from gateway.session.events import Closed
 from gateway.session.session import Session
 from holdmq.record.codec import NO_HOST, decode_host
@@ -16,19 +15,9 @@ from holdmq.service import telemetry
 LINES_PER_S: Final = 20
 """Lines of each kind: a storm, or a scan, must not fill a disk."""
 
-_BYTES: Final = struct.Struct("=QQ")
-"""`tcpi_bytes_acked` and `tcpi_bytes_received` of Linux's `struct tcp_info`."""
-_BYTES_AT: Final = 120
 _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
 
 log = telemetry.get_logger()
-
-
-class LoggedSocket(Protocol):
-    """A socket that tells of itself."""
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What asyncio's transports call `socket`, with a descriptor, a family and options."""
 
 
 class LoggedListener(Protocol):
@@ -51,7 +40,7 @@ class LoggedConnection(Protocol):
         """Where it came in."""
 
     @property
-    def transport(self) -> LoggedSocket | None:
+    def transport(self) -> CountedSocket | None:
         """Its socket; None = that is gone."""
 
     @property
@@ -67,7 +56,7 @@ class ConnectionLog:
         self._worker = worker
         self._counters = counters
         self._connects = self._leaves = self._refusals = 0
-        self._traffic: tuple[int, int] | None = None
+        self._traffic = UNKNOWN
 
     def connected(self, connection: LoggedConnection) -> None:
         """A client was admitted."""
@@ -90,7 +79,9 @@ class ConnectionLog:
 
     def losing(self, connection: LoggedConnection) -> None:
         """The socket of a client is about to go: what it carried cannot be asked for later."""
-        self._traffic = _traffic(connection) if self._leaves < LINES_PER_S and self._is_on else None
+        self._traffic = (
+            traffic_of(connection.transport) if self._leaves < LINES_PER_S and self._is_on else UNKNOWN
+        )
 
     def ended(self, connection: LoggedConnection, event: Closed, now: float) -> None:
         """A session is over."""
@@ -118,7 +109,7 @@ class ConnectionLog:
                     **self._of(connection, now),
                     **_peer(connection),
                 )
-        self._traffic = None
+        self._traffic = UNKNOWN
 
     def each_second(self, _now: float) -> None:
         """Begin a new second; say what was left out of the last one."""
@@ -139,8 +130,8 @@ class ConnectionLog:
             "duration_s": round(now - connection.session.began_at, 1),
             "worker": self._worker,
         }
-        traffic = self._traffic or _traffic(connection)
-        if traffic is not None:
+        traffic = self._traffic if self._traffic != UNKNOWN else traffic_of(connection.transport)
+        if traffic != UNKNOWN:
             fields["bytes_out"], fields["bytes_in"] = traffic
         return fields
 
@@ -153,18 +144,3 @@ def _peer(connection: LoggedConnection) -> dict[str, str]:
     if connection.session.born_host != NO_HOST:
         fields["peer"] = shown(*decode_host(connection.session.born_host))
     return fields
-
-
-def _traffic(connection: LoggedConnection) -> tuple[int, int] | None:
-    """Bytes that the client has acknowledged, and that came from it; the kernel counts them for us."""
-    handle = None if connection.transport is None else connection.transport.get_extra_info("socket")
-    if handle is None or handle.fileno() < 0 or handle.family == socket.AF_UNIX:
-        return None
-    try:
-        told = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
-    except OSError:
-        return None
-    if len(told) < _BYTES_AT + _BYTES.size:
-        return None  # a kernel before 4.1
-    acknowledged, received = _BYTES.unpack_from(told, _BYTES_AT)
-    return int(acknowledged), int(received)

@@ -207,6 +207,7 @@ class Ingress:
         if run is None:
             run = producer.open_run(target, now)
         run.records.append(record)
+        inbound.messages += 1
         counters = session.context.counters
         if kind:
             counters.messages_in_qos1_total += 1

@@ -22,7 +22,8 @@ class Inbound:
     """What a publishing session needs.
 
     `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum),
-    `unsettled` how many of them still wait for their broker.
+    `unsettled` how many of them still wait for their broker. `messages` came over this connection, of every
+    QoS, repeats not counted.
     `is_unanswerable`: a message of this session may or may not be in the log, so nothing later is answered.
     `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message; `restored` are
     those of earlier connections among them, which take no part in this one's receive maximum.
@@ -36,6 +37,7 @@ class Inbound:
         "head",
         "is_unanswerable",
         "kept",
+        "messages",
         "plan",
         "plans",
         "restored",
@@ -50,6 +52,7 @@ class Inbound:
         self.plan: TopicPlan | None = None
         self.count = 0
         self.unsettled = 0
+        self.messages = 0
         self.head: PublishReceipt | None = None
         self.tail: PublishReceipt | None = None
         self.is_unanswerable = False

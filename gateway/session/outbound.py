@@ -146,6 +146,7 @@ class Outbound:
     retained messages; `retained_number` counts how often they were. `shared` are the shared subscriptions, by
     the whole `$share/<name>/<filter>`; `plus_levels` are the levels of all filters with `+` in both. `asked`
     are filters that were granted and are not in either yet, with their levels, and `asked_levels` their sum.
+    `messages` were sent over this connection, of every QoS, what was sent again not counted.
     """
 
     __slots__ = (
@@ -155,6 +156,7 @@ class Outbound:
         "inflight",
         "is_socket_full",
         "lag",
+        "messages",
         "next_id",
         "plus_levels",
         "retained",
@@ -168,6 +170,7 @@ class Outbound:
         self.window = window
         self.inflight: dict[int, Planned | None] | None = None
         self.next_id = 1
+        self.messages = 0
         self.subscriptions: dict[str, Granted] = {}
         self.lag: Lag | None = None
         self.aliases: Aliases | None = None
@@ -203,6 +206,7 @@ class Outbound:
         while packet_id in inflight:
             packet_id = packet_id % 65_535 + 1
         inflight[packet_id] = planned
+        self.messages += 1
         self.next_id = packet_id % 65_535 + 1
         return packet_id
 

@@ -571,6 +571,7 @@ class Session(ReceiptOwner):
                     f"{inbound.count} publishes are unacknowledged, past the receive maximum",
                 )
         if run.messages:
+            inbound.messages += len(run.messages)
             events.append(run)
 
     @property

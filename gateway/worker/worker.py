@@ -10,6 +10,7 @@ from gateway.access.access import Access
 from gateway.access.logins import Logins
 from gateway.edge.listeners import CertificateWatch, Listener
 from gateway.edge.prerequisites import Prerequisites
+from gateway.observe.client_list import ClientList, worker_name
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
 from gateway.persistent.restoring import Restoring
@@ -72,6 +73,7 @@ class Worker:
         gate = self.gate = AdmissionGate(section, counters, now, overload, parent)
         connection_log = ConnectionLog(section.log_connections, index, counters)
         tracing = self.tracing = Tracing(index, context, clients, counters, now, parent)
+        ClientList(worker_name(index), clients, turn, now).answer_in(self.routes.answers)
         logins = self.logins = Logins(section, login_failures, counters, now, parent)
         subscriptions = deliveries.subscriptions
         access = self.access = Access(

@@ -32,6 +32,7 @@ _GROUPS: Final = (
     "message",
     "table",
     "dlq",
+    "client",
     "session",
     "retained",
     "ban",

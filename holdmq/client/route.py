@@ -113,7 +113,7 @@ class RouteTable:
     loop, must not raise): `on_routes(topics)` after routes of these topics changed, `on_brokers()`
     after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`,
     `on_push(link, request)` for what a broker sends by itself: the first that returns True has taken it,
-    and the table answers it.
+    and the table answers it. `answers` are, by request code, who is asked by brokers and answers itself.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class RouteTable:
         self.on_up: list[Callable[[Link, Connection, HelloResponse], None]] = []
         self.on_down: list[Callable[[Link, HoldMQError], None]] = []
         self.on_push: list[Callable[[Link, Request], bool]] = []
+        self.answers: dict[int, Callable[[Request], None]] = {}
         self._role = role
         self._security = security
         self._registries = Registries(registries, role, client_id, SOFTWARE, security)
@@ -500,6 +501,10 @@ class RouteTable:
             self._seek_soon(name)
 
         def pushed(request: Request) -> None:
+            answer = self.answers.get(request.command.code)
+            if answer is not None:
+                answer(request)
+                return
             if not any(callback(link, request) for callback in self.on_push):
                 raise RemoteError(Code.UNKNOWN_REQUEST, f"nobody here takes request {request.command.code}")
             request.reply(Empty())

@@ -187,6 +187,8 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SHARE_SETTLE: _GATEWAY,
     RequestCode.SHARE_READ: _GATEWAY,
     RequestCode.SHARE_LIST: _READER,
+    RequestCode.CLIENT_LIST: _READER,
+    RequestCode.CLIENT_KICK: _ADMIN,
     # A replica gets the whole log, and what it acknowledges is what is confirmed.
     RequestCode.REPLICA_HELLO: _BROKER,
     RequestCode.REPLICA_FETCH: _BROKER,

@@ -120,3 +120,6 @@ class RequestCode(IntEnum):
     REPLICA_PROMOTE = 164
     REPLICA_TABLES = 165
     REPLICA_LIST = 166
+
+    CLIENT_LIST = 170
+    CLIENT_KICK = 171

@@ -207,6 +207,7 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "dlq read": _dead_letter,
     "dlq resend": _each(_runs("holdmq pub billing-again/x -m first"), _dead_letter),
     "dlq purge": _dead_letter,
+    "client show": _connected,
     "session show": _connected,
     "session kick": _connected,
     "session drop": _connected,

@@ -100,6 +100,7 @@ READS = [
     "TABLE_GET",
     "TABLE_SCAN",
     "TABLE_WATCH",
+    "CLIENT_LIST",
     "SESSION_LIST",
     "SESSION_SHOW",
     "SESSION_RECORDS",

@@ -244,6 +244,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "RETAINED_PUT": 150, "RETAINED_SCAN": 151, "RETAINED_GET": 152,
         "REPLICA_HELLO": 160, "REPLICA_FETCH": 161, "REPLICA_STATUS": 162, "REPLICA_SWITCH": 163,
         "REPLICA_PROMOTE": 164, "REPLICA_TABLES": 165, "REPLICA_LIST": 166,
+        "CLIENT_LIST": 170, "CLIENT_KICK": 171,
     }  # fmt: skip
 
 

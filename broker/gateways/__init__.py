@@ -1,0 +1,1 @@
+"""What an operator asks of all gateways, asked of each worker that is connected to this broker."""
