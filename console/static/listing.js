@@ -10,7 +10,7 @@ export const PAGE = 50;
 
 // `columns` are { name, title, sort, cell(row), class }: `sort` says that the server sorts by `name`.
 // `read(asked, signal)` with { q, sort, page | after, … } answers { rows, total, next }; `filters` are { name, label,
-// options: [[value, word], …] }.
+// options: [[value, word], …] }, without options a text.
 export class Listing {
   #place; #columns; #read; #key; #nothing; #query; #filters; #sort; #after = []; #asking = 0; #stop = null;
   element; #table; #scroll; #notice; #none; #pager; #count;
@@ -25,10 +25,13 @@ export class Listing {
     this.#sort = asked.get(`${prefix}sort`) ?? sort;
     this.prefix = prefix;
     this.#query = search && h("input", { type: "search", placeholder: search, "aria-label": search, value: asked.get(`${prefix}q`) ?? "", spellcheck: "false", autocapitalize: "off" });
-    this.#filters = filters.map(({ name, label, options, value = "" }) => [name, h("select", { "aria-label": label }, options.map(([word, shown]) => h("option", { value: word, selected: word === (asked.get(prefix + name) ?? value) }, shown)))]);
+    this.#filters = filters.map(({ name, label, options, value = "" }) => [name, options
+      ? h("select", { "aria-label": label }, options.map(([word, shown]) => h("option", { value: word, selected: word === (asked.get(prefix + name) ?? value) }, shown)))
+      : h("input", { type: "search", placeholder: label, "aria-label": label, value: asked.get(prefix + name) ?? value, spellcheck: "false", autocapitalize: "off" })]);
     let typing = 0;
-    this.#query?.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => this.#changed(), 200); });
-    for (const [, choice] of this.#filters) choice.addEventListener("change", () => this.#changed());
+    const typed = () => { clearTimeout(typing); typing = setTimeout(() => this.#changed(), 200); };
+    this.#query?.addEventListener("input", typed);
+    for (const [, choice] of this.#filters) choice.addEventListener(choice.localName === "select" ? "change" : "input", choice.localName === "select" ? () => this.#changed() : typed);
     this.#count = h("span.muted.small", { role: "status" });
     this.#notice = notice({ role: "alert" });
     this.#none = h("div", { hidden: true });
@@ -57,7 +60,7 @@ export class Listing {
 
   asked() {
     const asked = { sort: this.#sort, q: this.#query?.value.trim() ?? "", after: this.#after.at(-1) ?? "" };
-    for (const [name, choice] of this.#filters) asked[name] = choice.value;
+    for (const [name, choice] of this.#filters) asked[name] = choice.value.trim();
     return asked;
   }
 
@@ -93,7 +96,7 @@ export class Listing {
       cell.ariaSort = up ? "ascending" : down ? "descending" : null;
     }
     putRows(this.#table.tBodies[0], this.#columns, rows, this.#key);
-    const searched = this.#query?.value.trim() || this.#filters.some(([, choice]) => choice.selectedIndex > 0);
+    const searched = this.#query?.value.trim() || this.#filters.some(([, choice]) => (choice.localName === "select" ? choice.selectedIndex > 0 : choice.value.trim()));
     this.#table.hidden = !rows.length;
     this.#none.hidden = rows.length > 0;
     if (!rows.length) this.#none.replaceChildren(searched ? empty("Nothing fits the search.", "Change it or take it away.") : this.#nothing);

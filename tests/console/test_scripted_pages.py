@@ -18,6 +18,8 @@ PAGES = {
     "billing": "/groups/billing",
     "Dead letters": "/dead-letters",
     "billing ": "/dead-letters/billing",
+    "Clients": "/clients",
+    "meter-001 ": "/clients/meter-001",
     "Sessions": "/sessions",
     "meter-001": "/sessions/meter-001",
     "Connections": "/connections",
@@ -292,6 +294,34 @@ async def test_a_payload_is_shown_as_text_json_and_hex_and_never_as_markup(
     await expect(button(page, "hex")).to_have_attribute("aria-pressed", "true")
     await page.goto(f"{script.url}/messages/{3:032x}")
     await expect(payload).to_have_text("(empty)")
+    assert faults == []
+    await page.close()
+
+
+async def test_clients_are_searched_by_the_server_and_sent_away_after_their_number_was_typed(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/clients")
+    await expect(page.get_by_role("link", name="meter-005")).to_be_visible()
+    async with page.expect_request(lambda r: "client=meter-*" in r.url and "address=10.0.0.0%2F8" in r.url):
+        await page.get_by_label("Client id begins with, or has * and ?").fill("meter-*")
+        await page.get_by_label("Address or network").fill("10.0.0.0/8")
+    await button(page, "Disconnect these").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Disconnect 6 clients?")
+    await expect(button(dialog, "Disconnect")).to_be_disabled()
+    await dialog.get_by_label("Type 6 to confirm").fill("6")
+    await button(dialog, "Disconnect").click()
+    await expect(dialog).to_be_hidden()
+    wanted = {"client": "meter-*", "address": "10.0.0.0/8"}
+    assert script.said == [
+        ("POST", "clients/kick", {**wanted, "dry_run": True}),
+        ("POST", "clients/kick", wanted),
+    ]
+    script.be("viewer")
+    await page.goto(script.url + "/clients/meter-001")
+    await expect(page.get_by_role("cell", name="commands/+/#")).to_be_visible()
+    await expect(page.get_by_role("button", name="Disconnect")).to_have_count(0)
     assert faults == []
     await page.close()
 

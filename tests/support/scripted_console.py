@@ -96,6 +96,30 @@ def group_row(name: str, lag: int) -> dict[str, Any]:
     }
 
 
+def client_row(number: int) -> dict[str, Any]:
+    return {
+        "client_id": f"meter-{number:03}",
+        "user": ODD_NAME,
+        "address": "2001:db8::1" if number == 2 else "10.0.0.7" if number else "",
+        "port": 51_883,
+        "listener": "mqtt",
+        "protocol": "5" if number % 2 else "3.1.1",
+        "keep_alive_s": 60,
+        "clean_start": number % 2 == 0,
+        "expiry_s": 86_400,
+        "connected_ms": 1_790_000_000_000,
+        "gateway": "gateway-1",
+        "worker": number,
+        "subscriptions": 2,
+        "in_flight_in": 1,
+        "in_flight_out": 3,
+        "messages_in": 1000 * number,
+        "messages_out": 12,
+        "bytes_in": 123_456 if number else None,
+        "bytes_out": 654_321 if number else None,
+    }
+
+
 def session_row(number: int) -> dict[str, Any]:
     return {
         "client_id": f"meter-{number:03}",
@@ -233,6 +257,8 @@ class ScriptedConsole:
         if kind == "groups" and name:
             progress = [{"topic": "plant-000", **QUEUE, "offset": 5, "lag": 1000, "lag_ms": 9000}]
             return {**group_row(name, 7), "progress": progress, "clients": CLIENTS}
+        if kind == "clients" and name:
+            return {**client_row(1), "filters": [{"filter": "commands/+/#", "qos": 1}]}
         if kind == "sessions" and name:
             return {**session_row(1), "waiting": 2, "subscriptions": FILTERS}
         return LISTS[path]
@@ -280,6 +306,7 @@ ORDERS: Final[dict[str, dict[str, Any]]] = {
     "dead-letters/billing/resend": {"resent": 1, "repeated": 0, "failures": []},
     "dead-letters/billing/purge": {"purged": 8},
     "replicas/broker-0/switch": {"leader": "b"},
+    "clients/kick": {"clients": 6, "dry_run": True},
     "accounts": {"account": {"name": "grace"}, "password": "shown-once"},
     "tokens": {"record": {"name": "ci"}, "token": "shown-once"},
 }
@@ -305,6 +332,7 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
         "total": 3,
         "next": None,
     },
+    "clients": {"clients": [client_row(number) for number in range(6)], "total": 6, "next": None},
     "sessions": {"sessions": [session_row(number) for number in range(6)], "total": 6, "next": None},
     "dead-letters": {
         "groups": [{"group": "billing", "messages": 8, "resent": 4}],

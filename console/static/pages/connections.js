@@ -28,5 +28,5 @@ export function show(place) {
       return { rows, ...rest };
     },
   });
-  place.main.append(head("Connections", { lead: "Who speaks to the brokers: gateways for their devices, applications, Spark, consoles. Devices themselves are among the sessions." }), listing.element);
+  place.main.append(head("Connections", { lead: "Who speaks to the brokers: gateways for their devices, applications, Spark, consoles. Devices themselves are among the clients." }), listing.element);
 }
