@@ -23,8 +23,8 @@ from holdmq.client.cursors import Position
 from holdmq.client.group_membership import GroupMembership
 from holdmq.client.group_progress import BrokerProgress, FileProgress
 from holdmq.client.group_pulls import BUFFER_MAX_BYTES, BUFFER_MAX_MESSAGES, GroupPulls
-from holdmq.client.hand_out import HandedMessage, HandOut
-from holdmq.client.lifecycle import CONCURRENCY, MISSING_S, FirstStart, GroupConsumer, end
+from holdmq.client.hand_out import HandedJob, HandOut
+from holdmq.client.lifecycle import CONCURRENCY, MISSING_S, FirstStart, GroupConsumer, StartAt, end
 from holdmq.client.names import check_topic
 from holdmq.client.offset_store import DIRECTORY, OffsetStore
 from holdmq.client.process_queue import ProcessQueue
@@ -32,7 +32,7 @@ from holdmq.client.rebalance import RELEASE_WAIT_S, Start
 from holdmq.client.route import RouteTable
 from holdmq.client.settling import SUSPEND_S, Failure, JobSettling
 from holdmq.client.subscriptions import TagFilter
-from holdmq.client.workers import Handler, Workers
+from holdmq.client.workers import BatchHandler, Handler, Workers, check_batch_max
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.record.origin import retry_topic
@@ -56,11 +56,15 @@ class Consumer(GroupConsumer):
     `handler(message)`: a coroutine function, or a plain one, which runs on a thread. What it returns, or that
     it raises, is told by `holdmq.client.workers.Handler`. `topics`: names, or names with filters
     (`holdmq.client.subscriptions`); all members of a group must want the same. `start`: where the group's
-    first start in a topic is, `latest` or `earliest`; later ones go on where it was.
+    first start in a topic is: `latest`, `earliest`, or a datetime with its zone (what was stored from then
+    on); later ones go on where it was.
 
-    `ordered`: one message of a queue at a time, and one that failed holds its queue until it succeeds;
-    else up to `concurrency` at once, and one that failed comes again later (clustering: sent back; broadcast:
-    logged and given up). `strategy`: `holdmq.client.allocation`, the same for all members.
+    `batch_max` above 1 (to 1,000): the handler is given a list of messages of one queue, as many as are there
+    and at most so many; it may return those that failed (`holdmq.client.workers.BatchHandler`).
+
+    `ordered`: one message of a queue (or one list) at a time, and one that failed holds its queue until it
+    succeeds; else up to `concurrency` at once, and one that failed comes again later (clustering: sent back;
+    broadcast: logged and given up). `strategy`: `holdmq.client.allocation`, the same for all members.
 
     `client_id` names the member and must be its own; in broadcast its positions are under it, so it must
     stay the same (default: the host's name). `routes`: share this RouteTable in place of `registries`.
@@ -70,11 +74,12 @@ class Consumer(GroupConsumer):
         self,
         registries: Sequence[str],
         group: str,
-        handler: Handler,
+        handler: Handler | BatchHandler,
         topics: Iterable[str] | Mapping[str, str] = (),
         *,
         mode: Mode = "clustering",
-        start: FirstStart = "latest",
+        batch_max: int = 1,
+        start: StartAt = "latest",
         ordered: bool = False,
         concurrency: int = CONCURRENCY,
         strategy: str | Strategy | Allocate = "average",
@@ -115,7 +120,8 @@ class Consumer(GroupConsumer):
         self._ready: set[tuple[str, str]] = set()
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._refusal: HoldMQError | None = None
-        self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made)
+        check_batch_max(batch_max)
+        self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made, batch_max)
         self._settling = JobSettling(
             self.routes,
             group,
@@ -126,8 +132,8 @@ class Consumer(GroupConsumer):
             on_settled=self._settled,
             wake=self._wake,
         )
-        self._workers: Workers[HandedMessage] = Workers(
-            handler, concurrency, self._take, self._settling.settle
+        self._workers: Workers[HandedJob] = Workers(
+            handler, concurrency, self._take, self._settling.settle, takes_many=batch_max > 1
         )
         self._pulls: GroupPulls
         self._membership: GroupMembership
@@ -417,7 +423,7 @@ class Consumer(GroupConsumer):
         if not process.is_asked and self._pulls.has_room(process):
             self._pulls.pull_soon()
 
-    def _take(self) -> HandedMessage | None:
+    def _take(self) -> HandedJob | None:
         # Not the loop's time, which uvloop keeps for a turn: the process may have stood still meanwhile.
         return self._hand_out.take(time.monotonic())
 

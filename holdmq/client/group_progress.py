@@ -8,9 +8,9 @@ from typing import Final
 
 import structlog
 
-from holdmq.client.bounds import queue_bounds
+from holdmq.client.bounds import starts_of
 from holdmq.client.cursors import Position
-from holdmq.client.lifecycle import FirstStart
+from holdmq.client.lifecycle import StartAt
 from holdmq.client.offset_store import OffsetStore
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.route import RouteTable
@@ -30,7 +30,7 @@ Queues = Mapping[TopicQueue, ProcessQueue]
 class BrokerProgress:
     """Clustering: brokers keep the offsets; reports are one-way and only say what is new."""
 
-    def __init__(self, routes: RouteTable, group: str, start: FirstStart) -> None:
+    def __init__(self, routes: RouteTable, group: str, start: StartAt) -> None:
         self.failures = 0
         self._routes = routes
         self._group = group
@@ -71,7 +71,7 @@ class BrokerProgress:
 class FileProgress:
     """Broadcast: positions are in an OffsetStore, which a thread writes."""
 
-    def __init__(self, routes: RouteTable, group: str, start: FirstStart, store: OffsetStore) -> None:
+    def __init__(self, routes: RouteTable, group: str, start: StartAt, store: OffsetStore) -> None:
         self.failures = 0
         self._routes = routes
         self._group = group
@@ -104,15 +104,15 @@ class FileProgress:
         """Write down where a first start in these topics is. Raises RemoteError, TransportError,
         StorageError."""
         first = [t for t in topics if t not in self._begun and broker in self._brokers.get(t, ())]
-        if first and self._first == "latest":
+        if first and self._first != "earliest":
             queues = [q for t in first for q in self._queues_of(t) if q.broker == broker]
-            bounds = await queue_bounds(self._routes, queues, TIMEOUT_S)
-            for queue, known in bounds.items():
-                self._positions.setdefault(queue, Position(known.log_epoch, known.end_offset))
+            starts = await starts_of(self._routes, queues, self._first, TIMEOUT_S)
+            for queue, (log_epoch, offset) in starts.items():
+                self._positions.setdefault(queue, Position(log_epoch, offset))
             await self._save()
         for topic in first:
             log.info("first start of a consumer in a topic", group=self._group, topic=topic, broker=broker,
-                     start=self._first, path=str(self._store.path))  # fmt: skip
+                     start=str(self._first), path=str(self._store.path))  # fmt: skip
 
     async def report(self, queues: Queues) -> None:
         """Save what is new."""

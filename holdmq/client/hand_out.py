@@ -1,7 +1,8 @@
-"""Which message a worker gets next, and what becomes of one that failed. No IO: time is an argument.
+"""Which messages a worker gets next, and what becomes of those that failed. No IO: time is an argument.
 
-Concurrent: any message of any queue, in turn. Ordered: one message of a queue at a time, and one that
-failed goes before all others of its queue once its pause has passed.
+A job is one message, or as many as a handler takes at once, all of one queue. Concurrent: jobs of any queue,
+in turn. Ordered: one job of a queue at a time, and one that failed goes before all others of its queue once
+its pause has passed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -32,23 +33,28 @@ LOOK_MAX: Final = 1_000
 log = structlog.get_logger("holdmq.client")
 
 
-class HandedMessage:
-    """One message in a worker's hands, and how often its handler failed here."""
+class HandedJob:
+    """Messages of one queue in a worker's hands, in their order, and how often their handler failed here."""
 
-    __slots__ = ("failures", "message", "process", "taken")
+    __slots__ = ("failures", "messages", "process", "taken")
 
-    def __init__(self, process: ProcessQueue, taken: TakenRecord, message: Message) -> None:
+    def __init__(self, process: ProcessQueue, taken: list[TakenRecord], messages: list[Message]) -> None:
         self.process = process
         self.taken = taken
-        self.message = message
+        self.messages = messages
         self.failures = 0
+
+    @property
+    def first(self) -> Message:
+        """The only message, or the one that was stored first."""
+        return self.messages[0]
 
 
 class HandOut:
     """Takes messages from `queues` (the caller's dict, which it changes).
 
     `on_room(process)`: records left a queue's buffer. `filters` are by topic. A queue is handed out only
-    while its lease lasts (`add` without one: for ever).
+    while its lease lasts (`add` without one: for ever). `batch_max`: messages of a job at most.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class HandOut:
         filters: Mapping[str, TagFilter],
         is_ordered: bool,
         on_room: Callable[[ProcessQueue], None],
+        batch_max: int = 1,
     ) -> None:
         self.is_paused = False
         self.paused_brokers: set[str] = set()
@@ -66,17 +73,18 @@ class HandOut:
         self._filters = filters
         self._is_ordered = is_ordered
         self._on_room = on_room
+        self._batch_max = batch_max
         self._ready: deque[ProcessQueue] = deque()
         self._in_ready: set[int] = set()
         self._leases: dict[TopicQueue, HeldLease] = {}
-        self._later: list[tuple[float, int, HandedMessage]] = []
+        self._later: list[tuple[float, int, HandedJob]] = []
         self._count = itertools.count()
         self._busy: dict[TopicQueue, int] = {}
-        """Ordered: messages of a queue that are in hand, those of an earlier lease too."""
+        """Ordered: jobs of a queue that are in hand, those of an earlier lease too."""
 
     @property
     def later(self) -> int:
-        """Failed messages that wait for their next try."""
+        """Failed jobs that wait for their next try."""
         return len(self._later)
 
     def add(self, process: ProcessQueue, lease: HeldLease | None) -> None:
@@ -93,10 +101,10 @@ class HandOut:
             self._ready.append(process)
         if self._is_ordered:
             return 0 if self._busy.get(process.queue) else int(process.has_next)
-        return process.waiting if process.has_next else 0
+        return -(-process.waiting // self._batch_max) if process.has_next else 0
 
-    def take(self, now: float) -> HandedMessage | None:
-        """The next message for a worker; None = nothing may be handed out now."""
+    def take(self, now: float) -> HandedJob | None:
+        """The next job for a worker; None = nothing may be handed out now."""
         if self.is_paused:
             return None
         job = self._take_later(now)
@@ -118,12 +126,22 @@ class HandOut:
                 return job
         return None
 
-    def finished(self, job: HandedMessage) -> None:
+    def finished(self, job: HandedJob) -> None:
         """A job is over for good; call `offer` too."""
-        job.process.finish(job.taken.offset)
+        for taken in job.taken:
+            job.process.finish(taken.offset)
         self.let_go(job)
 
-    def let_go(self, job: HandedMessage) -> None:
+    def keep(self, job: HandedJob, indexes: Sequence[int]) -> None:
+        """Of a job's messages, all but these (at least one) are over for good."""
+        kept = set(indexes)
+        for index, taken in enumerate(job.taken):
+            if index not in kept:
+                job.process.finish(taken.offset)
+        job.taken = [job.taken[index] for index in indexes]
+        job.messages = [job.messages[index] for index in indexes]
+
+    def let_go(self, job: HandedJob) -> None:
         """A job is out of its worker's hands."""
         process = job.process
         process.running -= 1
@@ -134,17 +152,18 @@ class HandOut:
             else:
                 del self._busy[process.queue]
 
-    def retry(self, job: HandedMessage, at: float) -> None:
+    def retry(self, job: HandedJob, at: float) -> None:
         """Hand a failed job out again at this time; ordered: its queue waits for that."""
         job.failures += 1
-        job.message.reconsume_times += 1
+        for message in job.messages:
+            message.reconsume_times += 1
         self.let_go(job)
         heapq.heappush(self._later, (at, next(self._count), job))
         if self._is_ordered:
             self._busy[job.process.queue] = self._busy.get(job.process.queue, 0) + 1
 
     def forget(self, process: ProcessQueue) -> None:
-        """A queue is stopped or lost: its failed messages are not tried again here."""
+        """A queue is stopped or lost: its failed jobs are not tried again here."""
         gone = [entry for entry in self._later if entry[2].process is process]
         if gone:
             self._later = [entry for entry in self._later if entry[2].process is not process]
@@ -155,12 +174,12 @@ class HandOut:
             self._leases.pop(process.queue, None)
 
     def next_retry(self) -> float | None:
-        """When a failed message is due; None = none waits."""
+        """When a failed job is due; None = none waits."""
         return self._later[0][0] if self._later else None
 
     # Inside
 
-    def _take_later(self, now: float) -> HandedMessage | None:
+    def _take_later(self, now: float) -> HandedJob | None:
         while self._later and self._later[0][0] <= now:
             job = self._later[0][2]
             if self._may_hand_out(job.process, now, is_retry=True):
@@ -181,20 +200,24 @@ class HandOut:
             return False
         return is_retry or not (self._is_ordered and self._busy.get(queue))
 
-    def _next(self, process: ProcessQueue) -> HandedMessage | None:
+    def _next(self, process: ProcessQueue) -> HandedJob | None:
         wanted = self._filters[process.queue.topic]
-        job: HandedMessage | None = None
+        records: list[TakenRecord] = []
+        messages: list[Message] = []
         for _ in range(LOOK_MAX):
             taken = process.take()
             if taken is None:
                 break
             message = self._message(process.queue, taken, wanted)
-            if message is not None:
-                job = HandedMessage(process, taken, message)
+            if message is None:
+                process.finish(taken.offset)
+                continue
+            records.append(taken)
+            messages.append(message)
+            if len(messages) >= self._batch_max:
                 break
-            process.finish(taken.offset)
         self._on_room(process)
-        return job
+        return HandedJob(process, records, messages) if messages else None
 
     def _message(self, queue: TopicQueue, taken: TakenRecord, wanted: TagFilter) -> Message | None:
         try:

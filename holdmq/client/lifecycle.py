@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 import structlog
@@ -28,6 +29,8 @@ MISSING_S: Final = 1.0
 
 FirstStart = Literal["earliest", "latest"]
 """Where a group begins in a topic in which it never was; later starts go on where it is."""
+StartAt = FirstStart | datetime
+"""The same, or with the messages that were stored from a time on; the time needs its zone."""
 
 log = structlog.get_logger("holdmq.client")
 
@@ -119,12 +122,11 @@ class GroupConsumer(RoutedConsumer):
         routes: RouteTable | None,
         security: Security | None,
         *,
-        start: FirstStart,
+        start: StartAt,
         concurrency: int,
     ) -> None:
         check_group(group)
-        if start not in ("latest", "earliest"):
-            raise UsageError(f"start {start!r} is not latest or earliest")
+        check_start(start)
         if concurrency < 1:
             raise UsageError(f"concurrency {concurrency} is below 1")
         super().__init__(registries, client_id, routes, security)
@@ -213,6 +215,15 @@ class GroupConsumer(RoutedConsumer):
     @abstractmethod
     async def _leave(self, timeout_s: float) -> None:
         """Wait for handlers, tell what they did and leave, also when `start` got nowhere."""
+
+
+def check_start(start: StartAt) -> None:
+    """Raise UsageError for what is no place to begin at."""
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise UsageError(f"start {start} has no time zone: datetime.now(UTC) has one")
+    elif start not in ("latest", "earliest"):
+        raise UsageError(f"start {start!r} is not latest, earliest, or a datetime")
 
 
 async def end(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -1,18 +1,19 @@
-"""What becomes of a message after its handler: finished, tried again here, sent back, or given up."""
+"""What becomes of messages after their handler: finished, tried again here, sent back, or given up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
 import structlog
 
-from holdmq.client.hand_out import HandedMessage, HandOut
+from holdmq.client.hand_out import HandedJob, HandOut
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.route import RouteTable
-from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.client.workers import Outcome
+from holdmq.errors import Code, HoldMQError
 from holdmq.message import TopicQueue
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -28,7 +29,7 @@ log = structlog.get_logger("holdmq.client")
 
 
 class Failure(Enum):
-    """What to do with a message that failed."""
+    """What to do with messages that failed."""
 
     RETRY_HERE = "ordered: its queue waits, then tries it again"
     SEND_BACK = "clustering: it comes again later, to any member"
@@ -71,17 +72,35 @@ class JobSettling:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
 
-    async def settle(self, job: HandedMessage, is_done: bool) -> None:
-        """A handler is through with a job: finish it, or do what its failure asks for."""
-        if is_done:
-            self.handled += 1
+    async def settle(self, job: HandedJob, outcome: Outcome) -> None:
+        """A handler is through with a job: finish it, or do what the failure of some of it asks for."""
+        failed = self._failed_of(job, outcome)
+        self.handled += len(job.messages) - len(failed)
+        self.failed += len(failed)
+        if not failed:
             self._hand_out.finished(job)
         else:
-            self.failed += 1
+            if len(failed) < len(job.messages):
+                self._hand_out.keep(job, failed)
             await self._settle_failed(job)
         self._on_settled(job.process)
 
-    async def _settle_failed(self, job: HandedMessage) -> None:
+    def _failed_of(self, job: HandedJob, outcome: Outcome) -> Sequence[int]:
+        """Which messages of a job are to be handled again; where order counts, all from the first one on."""
+        every = range(len(job.messages))
+        if isinstance(outcome, bool):
+            return every[:0] if outcome else every
+        if not outcome:
+            return every[:0]
+        named = set(map(id, outcome))
+        failed = [index for index in every if id(job.messages[index]) in named]
+        if len(failed) < len(named):
+            log.error("a handler names messages as failed that it was not given; all of them come again",
+                      group=self._group, queue=str(job.process.queue))  # fmt: skip
+            return every
+        return every[failed[0] :] if self._failure is Failure.RETRY_HERE else failed
+
+    async def _settle_failed(self, job: HandedJob) -> None:
         process = job.process
         loop = asyncio.get_running_loop()
         if self._queues.get(process.queue) is not process:
@@ -89,34 +108,49 @@ class JobSettling:
         elif self._failure is Failure.RETRY_HERE:
             self._retry(job, loop.time() + self._suspend_s)
         elif self._failure is Failure.GIVE_UP:
-            self.given_up += 1
-            log.error("a message is given up: broadcast has no retries", group=self._group,
-                      queue=str(process.queue), offset=job.taken.offset)  # fmt: skip
+            self.given_up += len(job.messages)
+            log.error("messages are given up: broadcast has no retries", group=self._group,
+                      queue=str(process.queue), offsets=[taken.offset for taken in job.taken])  # fmt: skip
             self._hand_out.finished(job)
         else:
             try:
-                await self._send_back(job)
+                refused = await self._send_back(job)
+                reason = refused[0][1] if refused else ""
             except HoldMQError as error:
-                log.warning("a failed message cannot be sent back; it is tried again here", group=self._group,
-                            queue=str(process.queue), offset=job.taken.offset, reason=str(error))  # fmt: skip
-                self._retry(job, loop.time() + SEND_BACK_AGAIN_S)
-            else:
-                self.sent_back += 1
+                refused, reason = [(index, str(error)) for index in range(len(job.messages))], str(error)
+            self.sent_back += len(job.messages) - len(refused)
+            if not refused:
                 self._hand_out.finished(job)
+                return
+            if len(refused) < len(job.messages):
+                self._hand_out.keep(job, [index for index, _ in refused])
+            offsets = [taken.offset for taken in job.taken]
+            log.warning("failed messages cannot be sent back; they are tried again here", group=self._group,
+                        queue=str(process.queue), offsets=offsets, reason=reason)  # fmt: skip
+            self._retry(job, loop.time() + SEND_BACK_AGAIN_S)
 
-    async def _send_back(self, job: HandedMessage) -> None:
-        """Let a message come again later, to any member; returns when that is in the log."""
-        queue, offset = job.process.queue, job.taken.offset
-        sent = SentBack(queue.topic, queue.queue_id, offset, job.message.reconsume_times - job.failures, 0)
+    async def _send_back(self, job: HandedJob) -> list[tuple[int, str]]:
+        """Let messages come again later, to any member; returns when that is in the log.
+
+        Those that are refused, by their places in the job, and why.
+        """
+        queue = job.process.queue
+        sent = [
+            SentBack(queue.topic, queue.queue_id, taken.offset, message.reconsume_times - job.failures, 0)
+            for taken, message in zip(job.taken, job.messages, strict=True)
+        ]
         link = self._routes.link(queue.broker)
         reply = await link.client.call(
-            RequestCode.SEND_BACK, SendBackRequest(self._group, [sent]), SEND_BACK_TIMEOUT_S
+            RequestCode.SEND_BACK, SendBackRequest(self._group, sent), SEND_BACK_TIMEOUT_S
         )
-        (result,) = rows(SendBackResult, reply.header(SendBackResponse).results)
-        if result.status not in (Code.OK, Code.MESSAGE_UNKNOWN):
-            raise RemoteError(Code(result.status), result.remark)
+        results = rows(SendBackResult, reply.header(SendBackResponse).results)
+        return [
+            (index, f"{Code(result.status).name} {result.remark}")
+            for index, result in enumerate(results)
+            if result.status not in (Code.OK, Code.MESSAGE_UNKNOWN)
+        ]
 
-    def _retry(self, job: HandedMessage, at: float) -> None:
+    def _retry(self, job: HandedJob, at: float) -> None:
         if job.process.is_stopped:
             self._hand_out.let_go(job)  # the next member gets it: the floor stays below it
             return

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple, cast
 
 import structlog
@@ -21,7 +22,7 @@ from holdmq.client.names import check_topic
 from holdmq.client.route import Link, RouteTable
 from holdmq.client.shared_member import REST_S, SharedMember, SharedMessage
 from holdmq.client.subscriptions import TagFilter
-from holdmq.client.workers import Handler, Workers
+from holdmq.client.workers import Handler, Outcome, Workers, check_batch_max
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
@@ -38,12 +39,21 @@ GRACE_S: Final = 1.0
 
 SharedHandler = Callable[[SharedMessage], Awaitable[bool | None] | bool | None]
 """As `holdmq.client.workers.Handler`: after False, or an exception, the message comes again."""
+SharedFailed = Iterable[SharedMessage]
+SharedBatchHandler = Callable[
+    [list[SharedMessage]], Awaitable[SharedFailed | bool | None] | SharedFailed | bool | None
+]
+"""As `holdmq.client.workers.BatchHandler`, of messages of any queues."""
 
 log = structlog.get_logger("holdmq.client")
 
 
 class _SharedJob(NamedTuple):
-    message: SharedMessage
+    messages: list[SharedMessage]
+
+    @property
+    def first(self) -> SharedMessage:
+        return self.messages[0]
 
 
 class SharedConsumer(GroupConsumer):
@@ -51,7 +61,9 @@ class SharedConsumer(GroupConsumer):
 
     `topics`: names, or names with filters (`holdmq.client.subscriptions`); all members of a group must want
     the same. `handler(message)`: a coroutine function, or a plain one, which runs on a thread; without one
-    call `pull`. `start`: where the group's first start in a topic is; later ones go on where it was.
+    call `pull`. `batch_max` above 1 (to 1,000): it is given a list of messages, as many as are there and at
+    most so many, and may return those that failed. `start`: where the group's first start in a topic is;
+    later ones go on where it was.
 
     `retry_delay_s`: after how long a message that its handler failed with comes again (0 to a year).
     `ready_max`: messages in flight here at most, per broker (default: twice `concurrency` with a handler,
@@ -64,8 +76,9 @@ class SharedConsumer(GroupConsumer):
         registries: Sequence[str],
         group: str,
         topics: Iterable[str] | Mapping[str, str],
-        handler: SharedHandler | None = None,
+        handler: SharedHandler | SharedBatchHandler | None = None,
         *,
+        batch_max: int = 1,
         start: FirstStart = "latest",
         invisible_s: float = INVISIBLE_S,
         ready_max: int = 0,
@@ -82,6 +95,9 @@ class SharedConsumer(GroupConsumer):
             raise UsageError("a consumer needs a topic")
         for topic in named:
             check_topic(topic)
+        check_batch_max(batch_max)
+        if isinstance(start, datetime):
+            raise UsageError("a shared group begins latest or earliest, not at a time")
         client_id = client_id or f"shared-{secrets.token_hex(8)}"
         super().__init__(registries, group, client_id, routes, security, start=start, concurrency=concurrency)
         self.handled = self.failed = self.expired = 0
@@ -91,13 +107,20 @@ class SharedConsumer(GroupConsumer):
         self._named = list(named)
         self._start = start
         self._invisible_ms = round(invisible_s * 1000)
-        self._ready_max = ready_max or (READY_MAX if handler is None else 2 * concurrency)
+        self._batch_max = batch_max
+        self._ready_max = ready_max or (READY_MAX if handler is None else 2 * concurrency * batch_max)
         self._retry_delay_ms = round(retry_delay_s * 1000)
         self._members: dict[str, SharedMember] = {}
         self._ready: deque[SharedMessage] = deque()
         self._workers: Workers[_SharedJob] | None = None
         if handler is not None:
-            self._workers = Workers(cast("Handler", handler), concurrency, self._take, self._settled)
+            self._workers = Workers(
+                cast("Handler", handler),
+                concurrency,
+                self._take,
+                self._settled,
+                takes_many=batch_max > 1,
+            )
         self._acks: set[asyncio.Future[None]] = set()
         self._is_first = True
 
@@ -228,11 +251,8 @@ class SharedConsumer(GroupConsumer):
     # Pushing
 
     def _take(self) -> _SharedJob | None:
-        while self._ready:
-            message = self._ready.popleft()
-            if self._is_live(message):
-                return _SharedJob(message)
-        return None
+        found = self._take_ready(self._batch_max)
+        return _SharedJob(found) if found else None
 
     def _is_live(self, message: SharedMessage) -> bool:
         """Whether a message is still this member's: else somebody else gets it."""
@@ -242,24 +262,25 @@ class SharedConsumer(GroupConsumer):
         self.expired += 1
         return False
 
-    async def _settled(self, job: _SharedJob, is_done: bool) -> None:
-        message = job.message
-        if is_done:
-            self.handled += 1
-        else:
-            self.failed += 1
-        if message.is_settled or message.receipt is None:
-            return
-        member = message.receipt.member
-        if is_done:
-            future = member.ack([message])
-            self._acks.add(future)
-            future.add_done_callback(self._acknowledged)
-            return
-        try:
-            await member.nack([message], self._retry_delay_ms)
-        except HoldMQError as error:
-            log.debug("a message could not be given back; its time ends", reason=str(error))
+    async def _settled(self, job: _SharedJob, outcome: Outcome) -> None:
+        failed = set(map(id, job.messages if outcome is False else () if outcome is True else outcome))
+        self.failed += len(failed)
+        self.handled += len(job.messages) - len(failed)
+        by_member: dict[SharedMember, tuple[list[SharedMessage], list[SharedMessage]]] = {}
+        for message in job.messages:
+            if not message.is_settled and message.receipt is not None:
+                parts = by_member.setdefault(message.receipt.member, ([], []))
+                parts[id(message) in failed].append(message)
+        for member, (done, again) in by_member.items():
+            if done:
+                future = member.ack(done)
+                self._acks.add(future)
+                future.add_done_callback(self._acknowledged)
+            if again:
+                try:
+                    await member.nack(again, self._retry_delay_ms)
+                except HoldMQError as error:
+                    log.debug("messages could not be given back; their time ends", reason=str(error))
 
     def _acknowledged(self, future: asyncio.Future[None]) -> None:
         self._acks.discard(future)
@@ -272,7 +293,7 @@ class SharedConsumer(GroupConsumer):
     def _messages_came(self, messages: list[SharedMessage]) -> None:
         self._ready.extend(messages)
         if self._workers is not None:
-            self._workers.wake(len(messages))
+            self._workers.wake(-(-len(messages) // self._batch_max))
 
     def _state_changed(self) -> None:
         self._changed.set()

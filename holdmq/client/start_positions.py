@@ -1,10 +1,11 @@
 """Where a group begins in queues for which it has no offset: said once, saved at the brokers, and logged.
 
-A group's first start in a topic is at the end (`latest`) unless told otherwise. What is new to a group
-that has begun is read from its beginning: queues that were added, brokers that joined, topics that were
-created while it waited for them. So `latest` is written down for all queues of the topic before the first
-lease is asked for; from then on, a queue without an offset is a new one. The beginning of a topic that was
-waited for is written down as well: a member that comes later would take its own start for the group's first.
+A group's first start in a topic is at the end (`latest`) unless told otherwise: at the beginning, or at a
+time. What is new to a group that has begun is read from its beginning: queues that were added, brokers that
+joined, topics that were created while it waited for them. So where the first start is, is written down for
+all queues of the topic before the first lease is asked for; from then on, a queue without an offset is a new
+one. The beginning of a topic that was waited for is written down as well: a member that comes later would
+take its own start for the group's first.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final
 
 import structlog
 
-from holdmq.client.bounds import queue_bounds
-from holdmq.client.lifecycle import FirstStart
+from holdmq.client.bounds import starts_of
+from holdmq.client.lifecycle import StartAt
 from holdmq.client.route import RouteTable
 from holdmq.errors import HoldMQError
 from holdmq.message import TopicQueue
@@ -45,7 +46,7 @@ log = structlog.get_logger("holdmq.client")
 class StartPositions:
     """Prepares the topics of one group, broker by broker. `first` is where its first start is."""
 
-    def __init__(self, routes: RouteTable, group: str, first: FirstStart) -> None:
+    def __init__(self, routes: RouteTable, group: str, first: StartAt) -> None:
         self._routes = routes
         self._group = group
         self._first = first
@@ -80,17 +81,17 @@ class StartPositions:
                          group=self._group, topic=topic, broker=broker)  # fmt: skip
         first = [topic for topic in without if topic not in elsewhere]
         self._beginning.update(first)
-        if first and self._first == "latest":
-            await self._begin(broker, first, at_end=True)
+        if first and self._first != "earliest":
+            await self._begin(broker, first, self._first)
         for topic in first:
             log.info("first start of a group in a topic", group=self._group, topic=topic, broker=broker,
-                     start=self._first)  # fmt: skip
+                     start=str(self._first))  # fmt: skip
 
     async def _prepare_awaited(self, broker: str, wanted: list[str]) -> None:
         """Topics that nobody had when their subscription began."""
         without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
         if without:
-            await self._begin(broker, without, at_end=False)
+            await self._begin(broker, without, "earliest")
 
     async def _begun(self, broker: str, topics: Iterable[str], timeout_s: float) -> set[str]:
         """Topics in which the group has an offset at this broker."""
@@ -124,22 +125,16 @@ class StartPositions:
             found |= part
         return found
 
-    async def _begin(self, broker: str, topics: list[str], *, at_end: bool) -> None:
-        """Write down that the group begins at the end of these topics, or at their beginning."""
+    async def _begin(self, broker: str, topics: list[str], start: StartAt) -> None:
+        """Write down where the group begins in these topics."""
         queues: list[TopicQueue] = []
         for topic in topics:
             route = self._routes.get(topic)
             queues += [q for q in (() if route is None else route.read_queues) if q.broker == broker]
-        bounds = await queue_bounds(self._routes, queues, TIMEOUT_S)
+        starts = await starts_of(self._routes, queues, start, TIMEOUT_S)
         reports = [
-            OffsetReport(
-                queue.topic,
-                queue.queue_id,
-                0,
-                known.end_offset if at_end else known.first_offset,
-                known.log_epoch,
-            )
-            for queue, known in sorted(bounds.items())
+            OffsetReport(queue.topic, queue.queue_id, 0, offset, log_epoch)
+            for queue, (log_epoch, offset) in sorted(starts.items())
         ]
         # On disk, or a crash of the broker would make what was sent meanwhile a thing of the past.
         kept = [report for report in reports if not is_temporary(report.topic)]

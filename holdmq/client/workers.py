@@ -1,21 +1,28 @@
 """Runs a handler over messages: a bounded number of tasks (and threads, for a plain function) that take
-one message after the other, and no task per message."""
+one job after the other, and no task per message."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import structlog
 
+from holdmq.errors import UsageError
 from holdmq.message import Message
 
 Handler = Callable[[Message], Awaitable[bool | None] | bool | None]
 """Handles one message. None or True: done. False, or an exception: failed, to be consumed later."""
+Failed = Iterable[Message]
+BatchHandler = Callable[[list[Message]], Awaitable[Failed | bool | None] | Failed | bool | None]
+"""Handles messages of one queue, in their order. None or True: all are done. False, or an exception: all have
+failed. Messages of the list: those have failed, and the others are done."""
+Outcome = bool | Sequence[Message]
+"""Whether a job is done; or the messages of it that failed."""
 
 TURN_S: Final = 0.005
 """How long handlers that never wait may run before the event loop gets its turn."""
@@ -23,11 +30,26 @@ TURN_S: Final = 0.005
 log = structlog.get_logger("holdmq.client")
 
 
+BATCH_MAX: Final = 1_000
+"""Messages that a handler may be given at once: what one SEND_BACK takes."""
+
+
+def check_batch_max(batch_max: int) -> None:
+    """Raise UsageError for a number of messages that no handler is given."""
+    if not 1 <= batch_max <= BATCH_MAX:
+        raise UsageError(f"batch_max {batch_max} is not 1 to {BATCH_MAX}")
+
+
 class WorkerJob(Protocol):
-    """What a worker is given: a message, and whatever its owner needs to settle it."""
+    """What a worker is given: one message or several, and whatever its owner needs to settle them."""
 
     @property
-    def message(self) -> Message: ...
+    def first(self) -> Message:
+        """The only message, or the first one of them."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """All messages of the job, in their order."""
 
 
 J = TypeVar("J", bound=WorkerJob)
@@ -36,19 +58,22 @@ J = TypeVar("J", bound=WorkerJob)
 class Workers(Generic[J]):
     """Up to `concurrency` workers, made when there is work for them.
 
-    `take()` gives the next job, None = there is none now; `settle(job, is_done)` is awaited after
+    `take()` gives the next job, None = there is none now; `settle(job, outcome)` is awaited after
     each. Call `wake` when `take` may have more. The handler runs on the event loop if it is a coroutine
-    function, else on a thread of the pool.
+    function, else on a thread of the pool. `takes_many`: it is a BatchHandler.
     """
 
     def __init__(
         self,
-        handler: Handler,
+        handler: Handler | BatchHandler,
         concurrency: int,
         take: Callable[[], J | None],
-        settle: Callable[[J, bool], Awaitable[None]],
+        settle: Callable[[J, Outcome], Awaitable[None]],
+        *,
+        takes_many: bool = False,
     ) -> None:
         self.running = 0
+        self._takes_many = takes_many
         self._handler = handler
         self._concurrency = concurrency
         self._take = take
@@ -106,26 +131,30 @@ class Workers(Generic[J]):
                 continue
             self.running += 1
             try:
-                is_done = await self._handle(job.message)
-                await self._settle(job, is_done)
+                await self._settle(job, await self._handle(job))
             finally:
                 self.running -= 1
             if loop.time() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = loop.time() + TURN_S
 
-    async def _handle(self, message: Message) -> bool:
+    async def _handle(self, job: J) -> Outcome:
+        handler: Callable[[Any], Any] = self._handler
+        handed: Any = job.messages if self._takes_many else job.first
         try:
             if self._pool is None:
-                result: Any = self._handler(message)
+                result: Any = handler(handed)
             else:
                 loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._pool, self._handler, message)
+                result = await loop.run_in_executor(self._pool, handler, handed)
             if inspect.isawaitable(result):
                 result = await result
+            if self._takes_many and result is not None and not isinstance(result, bool):
+                return list(result)
         except Exception:
+            first = job.first
             log.exception(
-                "a handler failed", topic=message.topic, queue=message.queue_id, offset=message.queue_offset
+                "a handler failed", topic=first.topic, queue=first.queue_id, offset=first.queue_offset
             )
             return False
         return result is not False

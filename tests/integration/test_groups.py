@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from member_process import Member
 from processes import running_stack
 from structlog.testing import capture_logs
 
-from holdmq.client import Admin, Consumer, Message, Producer, SendResult, TopicQueue
+from holdmq.client import (
+    Admin,
+    Consumer,
+    Message,
+    Producer,
+    SendResult,
+    SharedConsumer,
+    SharedMessage,
+    TopicQueue,
+)
 from holdmq.client import settling as module
 from holdmq.errors import RemoteError, TransportError, UsageError
 from holdmq.wire.codes import RequestCode
@@ -530,3 +540,126 @@ async def test_what_a_handler_had_when_its_member_crashed_is_delivered_again(
     async with Consumer(registries, group, deliveries.handler("m"), [topic]):
         await until(lambda: b"passed it" in deliveries.bodies(), "the next member goes on")
     assert [d.body for d in deliveries.all] == [b"stuck", b"passed it"]
+
+
+async def test_a_handler_of_lists_gets_what_is_there_and_says_which_failed(
+    registries: list[str], producer: Producer, topic: str, group: str
+) -> None:
+    async with Admin(registries) as admin:
+        await admin.create_topic(topic, 1)
+    for number in range(25):
+        await producer.send(Message(topic, b"%d" % number))
+    lists: list[list[int]] = []
+    failing = {3, 17}
+
+    async def handle(messages: list[Message]) -> list[Message]:
+        numbers = [int(message.body) for message in messages]
+        lists.append(numbers)
+        failed = [message for message in messages if int(message.body) in failing]
+        failing.difference_update(numbers)
+        return failed
+
+    async with (
+        Admin(registries) as admin,
+        Consumer(
+            registries, group, handle, [topic], start="earliest", batch_max=10, concurrency=1
+        ) as consumer,
+    ):
+        await until(lambda: sum(map(len, lists)) >= 25, "all came")
+        await until(lambda: consumer.numbers()["sent_back_total"] == 2, "two are sent back")
+        await until(lambda: min(p.offset for p in consumer.positions().values()) >= 0, "positions")
+    assert max(map(len, lists)) == 10
+    assert sorted(number for one in lists for number in one) == list(range(25))
+    assert all(one == sorted(one) for one in lists)
+
+
+async def test_an_ordered_list_that_fails_in_part_comes_again_from_there_on(
+    registries: list[str], producer: Producer, topic: str, group: str
+) -> None:
+    async with Admin(registries) as admin:
+        await admin.create_topic(topic, 1)
+    for number in range(12):
+        await producer.send(Message(topic, b"%d" % number))
+    done: list[int] = []
+    failures = 0
+
+    def handle(messages: list[Message]) -> list[Message] | bool:
+        nonlocal failures
+        numbers = [int(message.body) for message in messages]
+        if 5 in numbers and not failures:
+            failures += 1
+            done.extend(number for number in numbers if number < 5)
+            return [message for message in messages if int(message.body) == 5]
+        done.extend(numbers)
+        return True
+
+    async with Consumer(
+        registries, group, handle, [topic], start="earliest", ordered=True, batch_max=8, suspend_s=0.05
+    ):
+        await until(lambda: len(done) >= 12, "all are done")
+    assert failures == 1
+    assert done == list(range(12))
+
+
+@pytest.mark.parametrize("mode", ["clustering", "broadcast"])
+async def test_a_groups_first_start_may_be_at_a_time(
+    registries: list[str], producer: Producer, topic: str, group: str, mode: Any, tmp_path: Path
+) -> None:
+    for number in range(5):
+        await producer.send(Message(topic, b"before %d" % number))
+    await asyncio.sleep(0.05)
+    then = datetime.now(UTC)
+    await asyncio.sleep(0.05)
+    for number in range(5):
+        await producer.send(Message(topic, b"after %d" % number))
+    deliveries = Deliveries()
+    settings: dict[str, Any] = {
+        "mode": mode,
+        "start": then,
+        "client_id": group,
+        "offsets_directory": tmp_path,
+    }
+    async with Consumer(registries, group, deliveries.handler("a"), [topic], **settings):
+        await until(lambda: len(deliveries.all) >= 5, "what came after")
+    settings["start"] = then - timedelta(days=1)
+    async with Consumer(registries, group, deliveries.handler("a"), [topic], **settings):
+        await producer.send(Message(topic, b"later"))
+        await until(lambda: b"later" in deliveries.bodies(), "it goes on where it was")
+    wanted = {b"after %d" % number for number in range(5)} | {b"later"}
+    assert deliveries.bodies() == wanted
+    assert len(deliveries.all) == len(wanted)
+
+
+def test_a_start_that_is_no_place_is_refused(registries: list[str]) -> None:
+    for start in (datetime(2026, 1, 1), "yesterday"):  # noqa: DTZ001 - without a zone on purpose
+        with pytest.raises(UsageError, match="start"):
+            Consumer(registries, "g", lambda _: None, ["t"], start=start)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="shared"):
+        SharedConsumer(registries, "g", ["t"], start=datetime.now(UTC))  # type: ignore[arg-type]
+    for batch_max in (0, 1001):
+        with pytest.raises(UsageError, match="batch_max"):
+            Consumer(registries, "g", lambda _: None, ["t"], batch_max=batch_max)
+
+
+async def test_a_shared_groups_handler_of_lists_says_which_failed(
+    registries: list[str], producer: Producer, topic: str, group: str
+) -> None:
+    for number in range(30):
+        await producer.send(Message(topic, b"%d" % number))
+    got: list[list[int]] = []
+    failing = {4, 9}
+
+    async def handle(messages: list[SharedMessage]) -> list[SharedMessage]:
+        got.append([int(message.body) for message in messages])
+        failed = [message for message in messages if int(message.body) in failing]
+        failing.difference_update(int(message.body) for message in failed)
+        return failed
+
+    async with SharedConsumer(registries, group, [topic], handle, start="earliest", batch_max=8) as consumer:
+        await until(lambda: consumer.numbers()["acknowledged_total"] >= 30, "all are acknowledged")
+        numbers = consumer.numbers()
+    assert numbers["failed_total"] == 2
+    assert max(map(len, got)) > 1
+    flat = [number for one in got for number in one]
+    assert sorted(set(flat)) == list(range(30))
+    assert len(flat) == 32

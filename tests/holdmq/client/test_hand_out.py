@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdmq.client import hand_out as module
-from holdmq.client.hand_out import LATER_MAX, HandedMessage, HandOut
+from holdmq.client.hand_out import LATER_MAX, HandedJob, HandOut
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import HeldLease
 from holdmq.client.subscriptions import TagFilter
@@ -28,11 +28,11 @@ def records(*tags: str | None, topic: str = "t", first: int = 0, **properties: s
 class World:
     """A hand-out with queues that are filled by hand."""
 
-    def __init__(self, is_ordered: bool = False, wanted: str = "*") -> None:
+    def __init__(self, is_ordered: bool = False, wanted: str = "*", batch_max: int = 1) -> None:
         self.queues: dict[TopicQueue, ProcessQueue] = {}
         self.room: list[ProcessQueue] = []
         filters = {topic: TagFilter(wanted) for topic in ("t", "%RETRY%g")}
-        self.hand_out = HandOut(self.queues, filters, is_ordered, self.room.append)
+        self.hand_out = HandOut(self.queues, filters, is_ordered, self.room.append, batch_max)
 
     def queue(
         self, queue_id: int, *tags: str | None, topic: str = "t", expires_at: float = 1e9
@@ -47,14 +47,53 @@ class World:
             self.hand_out.offer(process)
         return process
 
-    def take(self, now: float = 0.0) -> HandedMessage:
+    def take(self, now: float = 0.0) -> HandedJob:
         job = self.hand_out.take(now)
         assert job is not None
         return job
 
 
-def offsets(jobs: list[HandedMessage]) -> list[tuple[int, int]]:
-    return [(job.process.queue.queue_id, job.taken.offset) for job in jobs]
+def offsets(jobs: list[HandedJob]) -> list[tuple[int, int]]:
+    return [(job.process.queue.queue_id, job.taken[0].offset) for job in jobs]
+
+
+def test_a_job_has_as_many_messages_of_one_queue_as_are_there_up_to_a_bound() -> None:
+    world = World(batch_max=3)
+    first = world.queue(0, *[None] * 4)
+    world.queue(1, None)
+    assert world.hand_out.offer(first) == 2
+    jobs = [world.take() for _ in range(3)]
+    assert [[t.offset for t in job.taken] for job in jobs] == [[0, 1, 2], [0], [3]]
+    assert [job.process.queue.queue_id for job in jobs] == [0, 1, 0]
+    assert [bytes(message.body) for message in jobs[0].messages] == [b"0", b"1", b"2"]
+    assert first.running == 2
+    world.hand_out.finished(jobs[0])
+    assert (first.floor, first.running) == (3, 1)
+
+
+def test_a_list_leaves_out_what_no_subscription_wants() -> None:
+    world = World(wanted="a", batch_max=2)
+    process = world.queue(0, "a", "b", "a", "a")
+    assert [t.offset for t in world.take().taken] == [0, 2]
+    assert process.unfinished == 2
+
+
+def test_of_a_list_that_failed_in_part_the_others_are_done_and_it_comes_again_alone() -> None:
+    world = World(is_ordered=True, batch_max=3)
+    process = world.queue(0, *[None] * 4)
+    job = world.take()
+    world.hand_out.keep(job, [1, 2])
+    world.hand_out.retry(job, 5.0)
+    assert process.floor == 1
+    assert world.hand_out.offer(process) == 0
+    assert world.hand_out.take(4.9) is None
+    again = world.take(5.0)
+    assert [t.offset for t in again.taken] == [1, 2]
+    assert [message.reconsume_times for message in again.messages] == [1, 1]
+    world.hand_out.finished(again)
+    assert process.floor == 3
+    world.hand_out.offer(process)
+    assert [t.offset for t in world.take(5.0).taken] == [3]
 
 
 def test_queues_take_turns() -> None:
@@ -87,7 +126,7 @@ def test_a_failed_message_of_an_ordered_queue_goes_first_after_its_pause() -> No
     assert world.hand_out.next_retry() == 5.0
     assert world.hand_out.take(4.9) is None
     again = world.take(5.0)
-    assert (again, again.message.reconsume_times, again.failures) == (job, 1, 1)
+    assert (again, again.first.reconsume_times, again.failures) == (job, 1, 1)
     world.hand_out.finished(again)
     world.hand_out.offer(process)
     assert offsets([world.take(5.0)]) == [(0, 1)]
@@ -151,7 +190,7 @@ def test_too_many_failed_messages_stop_what_is_new(monkeypatch: pytest.MonkeyPat
         world.hand_out.retry(world.take(), 1.0)
     assert world.hand_out.take(0.5) is None
     assert world.take(1.0).failures == 1
-    assert world.take(1.0).taken.offset in (1, 2)
+    assert world.take(1.0).taken[0].offset in (1, 2)
 
 
 def test_what_no_subscription_wants_is_finished_unseen_and_in_bounded_steps(
@@ -162,7 +201,7 @@ def test_what_no_subscription_wants_is_finished_unseen_and_in_bounded_steps(
     process = world.queue(0, "b", None, "b", "a")
     assert world.hand_out.take(0.0) is None
     assert process.floor == 2
-    assert world.take().taken.offset == 3
+    assert world.take().taken[0].offset == 3
     assert world.hand_out.filtered == 3
     assert world.room
 
@@ -172,7 +211,7 @@ def test_a_retry_has_the_topic_it_was_sent_to() -> None:
     process = world.queue(0, topic="%RETRY%g")
     process.put(records(None, topic="%RETRY%g", REAL_TOPIC="meters"), 1, 1, 1)
     world.hand_out.offer(process)
-    assert world.take().message.topic == "meters"
+    assert world.take().first.topic == "meters"
 
 
 def test_a_record_that_cannot_be_decoded_is_said_and_passed() -> None:
@@ -183,6 +222,6 @@ def test_a_record_that_cannot_be_decoded_is_said_and_passed() -> None:
     process.put(memoryview(broken), 2, 2, 1)
     world.hand_out.offer(process)
     with capture_logs() as logs:
-        assert world.take().taken.offset == 1
+        assert world.take().taken[0].offset == 1
     assert world.hand_out.undecodable == 1
     assert (logs[0]["event"], logs[0]["offset"]) == ("a record cannot be decoded", 0)

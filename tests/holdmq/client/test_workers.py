@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdmq.client.workers import Workers
+from holdmq.client.workers import Outcome, Workers
 from holdmq.message import Message
 
 Until = Callable[[Callable[[], Any]], Any]
@@ -16,7 +16,8 @@ Until = Callable[[Callable[[], Any]], Any]
 
 class Job:
     def __init__(self, number: int) -> None:
-        self.message = Message("t", b"%d" % number)
+        self.first = Message("t", b"%d" % number)
+        self.messages = [self.first]
 
 
 class Work:
@@ -24,14 +25,14 @@ class Work:
 
     def __init__(self, handler: Any, concurrency: int) -> None:
         self.jobs: deque[Job] = deque()
-        self.settled: list[tuple[int, bool]] = []
+        self.settled: list[tuple[int, Outcome]] = []
         self.workers: Workers[Job] = Workers(handler, concurrency, self.take, self.settle)
 
     def take(self) -> Job | None:
         return self.jobs.popleft() if self.jobs else None
 
-    async def settle(self, job: Job, is_done: bool) -> None:
-        self.settled.append((int(job.message.body), is_done))
+    async def settle(self, job: Job, outcome: Outcome) -> None:
+        self.settled.append((int(job.first.body), outcome))
 
     def add(self, count: int) -> None:
         self.jobs.extend(Job(i) for i in range(count))
