@@ -11,6 +11,7 @@ from broker.app.metric_help import BROKER, REPLICATION, STORE
 from broker.app.replicas import ReplicaProcess
 from broker.app.takeover import Takeovers
 from holdmq.config.model import Config
+from holdmq.coordination.counted import HELP as COORDINATION
 from holdmq.rpc.auth import HELP, ServerSecurity
 from holdmq.service.interpreter import prepare_interpreter, work_in_batches
 from holdmq.service.numbers import Numbers, NumberSource
@@ -32,7 +33,10 @@ async def main(config: Config, service: Service) -> None:
         NumberSource("holdmq_store_", STORE, lives.store_numbers),
     ]
     if replica is not None:
-        sources.append(NumberSource("holdmq_replication_", REPLICATION, replica.numbers))
+        sources += [
+            NumberSource("holdmq_replication_", REPLICATION, replica.numbers),
+            NumberSource("holdmq_coordination_", COORDINATION, replica.coordination_numbers),
+        ]
     METRICS.register(Numbers(*sources))
     prepare_interpreter()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload_soon)

@@ -25,6 +25,7 @@ from broker.replication.requests import ReplicaRequests
 from broker.topics.core.table import TopicTable
 from holdmq.config.model import Config
 from holdmq.coordination.configured import coordinator_of
+from holdmq.coordination.counted import CountedCoordinator
 from holdmq.errors import ConfigError, HoldMQError, RemoteError
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES
@@ -62,7 +63,7 @@ class ReplicaProcess:
         self._config = config
         self._service = service
         self._lives = lives
-        self._coordinator = coordinator
+        self._coordinator = CountedCoordinator(coordinator, boot_time)
         self._life: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
         self._failure: HoldMQError | None = None
@@ -88,7 +89,7 @@ class ReplicaProcess:
             settings.replica,
             tuple(addresses),
             self.home,
-            coordinator,
+            self._coordinator,
             peers,
             self,
             settings.fetch_max_bytes,
@@ -156,7 +157,7 @@ class ReplicaProcess:
                 "it leads, and hands nothing out: its lease of the lead has run out; look after the "
                 "coordinator"
             )
-        wanted, found = self._config.replication.min_in_sync, leading.following(now)
+        wanted, found = self._config.replication.min_in_sync, len(leading.followers(now))
         if found < wanted:
             return False, (
                 f"it leads, and acknowledges nothing: {found} of the {wanted} replicas that "
@@ -179,7 +180,7 @@ class ReplicaProcess:
         return ShardCopies(
             self._config.broker.name,
             tuple(self._config.replication.addresses()),
-            frozenset(leading.membership.state.in_sync),
+            frozenset(leading.followers(now)),
             {copy.peer: max(0.0, now - copy.level_at) for copy in leading.copies.values()},
         )
 
@@ -209,6 +210,10 @@ class ReplicaProcess:
     def not_leading(self) -> RemoteError:
         core = self.agent.core
         return refusal_of(Refused(0, "") if core is None else core.refusal())
+
+    def coordination_numbers(self) -> Mapping[str, int | float]:
+        """Gauges and counters of calls to the coordinator; read on any thread."""
+        return self._coordinator.numbers()
 
     # broker.replication.ports.LeadEvents
 

@@ -269,7 +269,8 @@ class ReplicaAgent:
             found["lease_seconds"] = max(0.0, core.lease.valid_until - now)
             found["lag_seconds"] = max((max(0.0, now - copy.level_at) for copy in copies), default=0.0)
             found["lag_bytes"] = max((view.written - max(0, copy.acknowledged) for copy in copies), default=0)
-            found["missing"] = len(self._replicas) - len(leading.membership.state.in_sync)
+            found["following"] = len(leading.followers(now))
+            found["missing"] = len(self._replicas) - found["following"]
         return found
 
     # What the core wants

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from helm_chart import CHART, NAME, NAMESPACE, ROOT, HelmRefused, Manifest, Rendered, anonymous, render
 
+from broker.alerts.core.shard_copies import COPIES_MISSING, NO_LEADER, ONE_COPY_LEFT, REPLICA_LAG
 from holdmq.config.model import Config
 from holdmq.config.sources import load
 from holdmq.files.private_file import open_to_others
@@ -207,6 +208,25 @@ def test_policies_let_copies_reach_each_other_and_who_decides_and_the_console_as
     alone = json.dumps(anonymous().all("NetworkPolicy"))
     assert f"{port}" not in alone
     assert "6443" not in alone
+
+
+def test_alerts_of_copies_lead_to_the_section_of_their_alarm() -> None:
+    guide = (ROOT / "docs/replication.md").read_text()
+    for runbooks in ("https://holdmq.example.org/docs", "https://wiki.example.com/holdmq/"):
+        given = {"metrics": {"rules": {"enabled": True, "runbooks": runbooks}}}
+        (group,) = anonymous(**given).one("PrometheusRule")["spec"]["groups"]
+        links = {
+            rule["alert"]: rule["annotations"].get("runbook_url", "")
+            for rule in group["rules"]
+            if "holdmq_replication_" in rule["expr"]
+        }
+        page = f"{runbooks.rstrip('/')}/replication.md#"
+        assert {link.removeprefix(page) for link in links.values()} == {
+            REPLICA_LAG, COPIES_MISSING, ONE_COPY_LEFT, NO_LEADER,
+        }  # fmt: skip
+        for alert, link in links.items():
+            assert f"\n### {link.removeprefix(page)}\n" in guide, alert
+            assert f"`{alert}`" in guide, alert
 
 
 def test_one_copy_is_as_it_was(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from helm_chart import CHART, NAME, Manifest, anonymous, render
 from pods_as_processes import LoopbackCluster, PodProcess, metric_names
 from processes import wait_until
 
-from broker.app.metric_help import STORE
+from broker.app.metric_help import REPLICATION, STORE
 from holdmq.rpc.security import Security
 
 DEVICES = 20
@@ -125,9 +125,11 @@ def test_dashboard_and_rules_name_only_what_processes_export(cluster: LoopbackCl
     cluster.delete(job)
     asked = _asked_by_rules() | _asked_by_dashboard()
     assert len(asked) > 40
-    # What only brokers of the key-value engine export is held against one of them in tests/holdmq/cli.
-    of_kv = {f"holdmq_store_{name}" for name in STORE if name.startswith("kv_")}
-    for name in sorted(asked - of_kv):
+    # What only brokers of the key-value engine export is held against one of them in tests/holdmq/cli, and
+    # what only replicas do in tests/faults/replication.
+    of_others = {f"holdmq_store_{name}" for name in STORE if name.startswith("kv_")}
+    of_others |= {f"holdmq_replication_{name}" for name in REPLICATION}
+    for name in sorted(asked - of_others):
         # A metric of an area is exported by that area's process: a broker's is not looked for at a gateway.
         area = {"store": "broker", "rpc": "broker", "build": "broker"}.get(
             name.split("_")[1], name.split("_")[1]

@@ -15,6 +15,7 @@ from broker.app.metric_help import BROKER, REPLICATION, STORE
 from gateway.parent.metrics import Reports
 from holdmq.cli.config import shown
 from holdmq.config.sources import KeyInfo, reference, table_reference
+from holdmq.coordination.counted import HELP as COORDINATION
 from holdmq.rpc.auth import HELP as RPC
 from holdmq.service.telemetry import METRICS
 
@@ -60,6 +61,7 @@ AREAS: Final = {
     "holdmq_gateway_": ("Gateway", "Sums over its workers; of what each of them sees, the largest."),
     "holdmq_broker_": ("Broker", ""),
     "holdmq_replication_": ("Replication", "Of a broker with copies: of each replica."),
+    "holdmq_coordination_": ("Coordination", "Of a broker with copies: what each asks its coordinator."),
     "holdmq_store_": ("Store", "Of each broker, too."),
     "holdmq_registry_": ("Registry", ""),
     "holdmq_rpc_": ("RPC", "Of registry and broker: who may connect."),
@@ -127,6 +129,7 @@ def declared_metrics() -> Iterator[DeclaredMetric]:
     for prefix, help_of in (
         ("holdmq_broker_", BROKER),
         ("holdmq_replication_", REPLICATION),
+        ("holdmq_coordination_", COORDINATION),
         ("holdmq_store_", STORE),
         ("holdmq_rpc_", RPC),
     ):

@@ -14,7 +14,10 @@ NO_LEADER: Final = "no_leader"
 
 
 class ShardCopies(NamedTuple):
-    """A leader's view: the replicas that are configured, those in sync (itself too), and others' lag in s."""
+    """A leader's view: the replicas that are configured, those in sync (itself too), and others' lag in s.
+
+    A member that is silent is not in sync here, though the leader goes on waiting for it.
+    """
 
     shard: str
     replicas: tuple[str, ...]

@@ -72,7 +72,7 @@ class Leading:
         self._taken_at: float | None = None
         self._taken_sent_at = 0.0
         self._log = log
-        self._began_at = now
+        self._began_at = self._waits_since = now
         self._rebuild_from: int | None = None
         self._lost_at = 0.0
         self._changed_at = now
@@ -236,7 +236,7 @@ class Leading:
         """
         if not self.is_serving:
             return []
-        following = self.following(now)
+        following = len(self.followers(now))
         is_short = following < self._settings.min_in_sync or not self.has_enough
         if is_short == self.is_short:
             return []
@@ -380,11 +380,19 @@ class Leading:
         level = max(state.format_level, min(levels))
         return ShardState(self.epoch, self._replica, tuple(in_sync), level, confirmed)
 
-    def following(self, now: float) -> int:
-        """Count the members that have what this log has, or had `lag_s` ago; this replica is one."""
-        return sum(
-            member == self._replica or not self._is_behind(member, now)
+    def waits_s(self, now: float) -> float:
+        """How long it has led without serving, as members have not said what they have; 0 = it serves."""
+        return 0.0 if self.is_serving else now - self._waits_since
+
+    def followers(self, now: float) -> tuple[str, ...]:
+        """Give the members that have what this log has, or had `lag_s` ago; this replica is one.
+
+        Others stay members while there are no more than `min_in_sync`.
+        """
+        return tuple(
+            member
             for member in self.membership.state.in_sync
+            if member == self._replica or not self._is_behind(member, now)
         )
 
     def _is_behind(self, member: str, now: float) -> bool:
@@ -457,6 +465,7 @@ class Leading:
             self._taken_at = now
             if self.is_serving:
                 self.is_serving = False
+                self._waits_since = now
                 actions.append(Cease("the coordinator has lost the shard's state"))
         self._rebuild_from = snapshot.version
         return actions

@@ -95,6 +95,7 @@ class Replica:
         self._is_changing_log = False
         self._read_at = float("-inf")
         self._read_ok_at = float("-inf")
+        self._began_at: float | None = None
         self._free_since: float | None = None
         self._rests_until = float("-inf")
         self._is_asked_to_lead = False
@@ -154,11 +155,19 @@ class Replica:
         return "" if self.state is None else self.state.leader
 
     def is_leaderless(self, now: float) -> bool:
-        """Whether nobody has held L for longer than a failover takes, as far as this replica can see."""
-        is_blind = now - self._read_ok_at > self._settings.ttl_s
-        return is_blind or (
-            self._free_since is not None and now - self._free_since > self._settings.ttl_s / 2
-        )
+        """Whether nobody has served for longer than a failover takes, as far as this replica can see.
+
+        It sees that nobody holds L, that it cannot read S, and that it leads itself and may not serve.
+        """
+        failover_s = self._settings.ttl_s / 2
+        if self._began_at is None:
+            return False
+        # The first read has as much time as every other one.
+        if now - max(self._read_ok_at, self._began_at) > self._settings.ttl_s:
+            return True
+        if self.leading is not None and self.leading.waits_s(now) > failover_s:
+            return True
+        return self._free_since is not None and now - self._free_since > failover_s
 
     # Time
 
@@ -166,6 +175,8 @@ class Replica:
         """What is due: to be called a few times per second."""
         if self.role is ReplicaRole.ENDED:
             return []
+        if self._began_at is None:
+            self._began_at = now
         actions: list[Action] = []
         if self.leading is not None:
             actions += self.leading.tick(now)

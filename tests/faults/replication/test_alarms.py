@@ -65,3 +65,31 @@ def test_replicas_tell_that_one_copy_is_left_and_that_nobody_leads(tmp_path: Pat
         shard.start_again(leader)
         shard.wait_leader()
         assert told(hook, "no_leader", "over")["name"] == SHARD
+
+
+def test_replicas_tell_that_the_leader_is_alone_and_that_the_last_one_may_not_serve(
+    tmp_path: Path, hook: HookServer
+) -> None:
+    alarms = {"alarms.interval_s": 0.2, "alarms.webhook_url": hook.url, "alarms.copies_missing_s": 1}
+    with replica_stack(tmp_path, **alarms) as shard:
+        leader = shard.wait_leader()
+        gone, silent = (name for name in shard.names if name != leader)
+        shard.kill(gone)
+        assert told(hook, "copies_missing", "raised")["text"].endswith(f": {gone}; start them")
+        shard.kill(silent)
+        # The leader goes on waiting for it, as min_in_sync is 2, and is alone all the same.
+        left = told(hook, "one_copy_left", "raised")
+        assert (left["broker"], left["name"]) == (SHARD, SHARD)
+        assert shard.stacks[leader].http("broker", "/readyz")[0] == 503
+        shard.kill(leader)
+        shard.start_again(silent)
+        # It takes the lease, and must not serve without a second one.
+        nobody = told(hook, "no_leader", "raised")
+        assert nobody["broker"] == f"{SHARD}/{silent}"
+        status = shard.status(silent)
+        assert status is not None
+        assert (status.role, status.is_serving) == ("leading", False)
+        shard.start_again(gone)
+        shard.start_again(leader)
+        shard.wait_leader()
+        assert told(hook, "no_leader", "over")["broker"] == f"{SHARD}/{silent}"

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pods_as_processes import metric_names
 from processes import wait_until
-from replica_processes import ReplicaStack, replica_stack
+from replica_processes import TTL_S, ReplicaStack, replica_stack
+
+from broker.app.metric_help import REPLICATION
+from holdmq.coordination.counted import HELP as COORDINATION
+
+RULES = Path(__file__).parents[3] / "helm/holdmq/files/rules.yaml"
 
 WATCHED_S = 5.0
 """Several attempts to read the state, each of which fails."""
@@ -89,3 +97,50 @@ def test_that_a_copy_has_everything_again_is_logged_once(shard: ReplicaStack) ->
     shard.wait_in_sync()
     wait_until(lambda: readiness(shard, copy)[0] == 200, f"{copy} is ready")
     assert lines_of(shard, copy, "this copy has everything again") == before + 1
+
+
+def exported(shard: ReplicaStack, name: str) -> set[str]:
+    """Metrics of a replica, by name."""
+    return metric_names(shard.stacks[name].http("broker", "/metrics")[1])
+
+
+def test_alerts_and_guides_name_what_replicas_export(shard: ReplicaStack) -> None:
+    shard.wait_in_sync()
+    leader = shard.wait_leader()
+    copy = next(name for name in shard.names if name != leader)
+    of_leader, of_copy = exported(shard, leader), exported(shard, copy)
+    declared = {f"holdmq_replication_{name}" for name in REPLICATION}
+    declared |= {f"holdmq_coordination_{name}" for name in COORDINATION}
+    assert declared - of_leader == set()
+    asked = set(re.findall(r"holdmq_replication_\w+", RULES.read_text()))
+    assert len(asked) > 4
+    assert asked - of_leader == set()
+    # A copy says nothing of others: their leader does.
+    own = {"holdmq_replication_is_leader", "holdmq_replication_is_leaderless", "holdmq_replication_is_whole"}
+    assert asked & of_copy == own
+
+
+def test_what_the_coordinator_does_not_answer_is_counted(shard: ReplicaStack) -> None:
+    shard.wait_in_sync()
+    leader = shard.wait_leader()
+    stack = shard.stacks[leader]
+
+    def number(name: str) -> float:
+        return stack.metric("broker", f"holdmq_coordination_{name}")
+
+    def leases_lost() -> float:
+        lost = "holdmq_coordination_leases_lost_total"
+        return sum(each.metric("broker", lost) for each in shard.stacks.values())
+
+    assert number("calls_total") > 0
+    assert number("renewal_age_seconds") < TTL_S
+    before, lost = number("outcomes_unknown_total"), leases_lost()
+    (etcd,) = shard.etcd.members
+    etcd.pause()
+    try:
+        wait_until(lambda: number("renewal_age_seconds") > TTL_S + 1, "the lease is not renewed")
+        assert number("calls_unanswered_total") >= number("outcomes_unknown_total") > before
+    finally:
+        etcd.resume()
+    shard.wait_leader()
+    wait_until(lambda: leases_lost() > lost, "the lease that ran out is counted")

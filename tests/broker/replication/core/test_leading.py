@@ -50,12 +50,25 @@ def test_who_follows_is_a_member_that_was_level_a_moment_ago() -> None:
     settings = ReplicaSettings(2)
     membership = InSyncSet(ShardState(3, "a", ("a", "b"), 1), 7)
     leading = Leading(settings, "a", membership, LeadLease(settings), "x", view(100, 0), 0.0)
-    assert leading.following(0.1) == 2, "a member has time to say hello"
-    assert leading.following(settings.lag_s + 0.1) == 1
+    assert leading.followers(0.1) == ("a", "b"), "a member has time to say hello"
+    assert leading.followers(settings.lag_s + 0.1) == ("a",)
     leading.hello(4.0, "b", hello(1))
     leading.hello(4.0, "c", hello(1))
-    assert leading.following(4.0) == 1, "hello says nothing of what it has"
+    assert leading.followers(4.0) == ("a",), "hello says nothing of what it has"
     for number, peer in enumerate("bc"):
         leading.fetch(4.1, peer, number, CopyFetch(3, 1, 100, 100))
-    assert leading.following(4.2) == 2, "c is no member"
-    assert leading.following(4.2 + settings.lag_s) == 1
+    assert leading.followers(4.2) == ("a", "b"), "c is no member"
+    assert leading.followers(4.2 + settings.lag_s) == ("a",)
+
+
+def test_a_leader_waits_until_enough_members_have_said_what_they_have() -> None:
+    settings = ReplicaSettings(2)
+    membership = InSyncSet(ShardState(3, "a", ("a", "b"), 1), 7)
+    lease = LeadLease(settings)
+    leading = Leading(settings, "a", membership, lease, "x", view(100, 0), 10.0)
+    lease.held(10.0)
+    assert leading.waits_s(14.0) == 4
+    leading.hello(14.0, "b", hello(1))
+    leading.fetch(14.1, "b", 1, CopyFetch(3, 1, 100, 100))
+    assert leading.is_serving
+    assert leading.waits_s(20.0) == 0
