@@ -151,7 +151,7 @@ def guard(name: str, config: Config, run: Callable[[], None]) -> int:
 
     0 returned, 1 failed, 2 wrong configuration. A HoldMQError is one sentence on standard error.
     """
-    log = telemetry.setup(name, config.log)
+    log = telemetry.setup(name, config.log, replica=config.replication.replica if name == "broker" else "")
     parent = os.environ.get(ENV_PARENT_PID)
     if parent is not None:
         die_with_parent(int(parent))

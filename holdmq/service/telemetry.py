@@ -93,16 +93,18 @@ def is_human(log: LogSection, stream: TextIO) -> bool:
     return log.format == "human"
 
 
-def setup(service: str, log: LogSection, stream: TextIO | None = None) -> Logger:
+def setup(service: str, log: LogSection, stream: TextIO | None = None, *, replica: str = "") -> Logger:
     """Send structlog and ``logging`` to `stream` (None = standard error), and return the service's logger.
 
+    `replica`: which one of several this process is; lines as JSON, which many processes may write in one
+    place, say it, "" = it is the only one.
     Call once per process, before anything logs; calling again replaces the set-up.
     """
     target = sys.stderr if stream is None else stream
     human = is_human(log, target)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
-        _name_service(service),
+        _name_service(service, "" if human else replica),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if human else "iso", utc=not human),
     ]
@@ -163,9 +165,11 @@ def _visible_traceback(stream: TextIO, exc_info: Any) -> None:
     stream.write(visible_lines(text.getvalue()))
 
 
-def _name_service(service: str) -> structlog.typing.Processor:
+def _name_service(service: str, replica: str) -> structlog.typing.Processor:
     def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         event.setdefault("service", service)
+        if replica:
+            event.setdefault("replica", replica)
         return event
 
     return add

@@ -243,6 +243,23 @@ def running(directory: Path, given: dict[str, int], *more: str) -> Iterator[Runn
         up.process.stdout.close()
 
 
+def json_lines(said: str) -> list[dict[str, Any]]:
+    """The lines of a log that are JSON."""
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+
+def test_people_see_which_replica_speaks(tmp_path: Path) -> None:
+    given = ports()
+    with running(tmp_path, given, "--replicas=2", f"--etcd={PROGRAM}", "--set=log.format=human") as up:
+        wait_until(up.are_in_sync, "both are in sync")
+        leader = up.leader()
+        said = up.stop()
+    for name in ("a", "b"):
+        lines = [line for line in said.splitlines() if line.startswith(f"broker-{name} |")]
+        assert any("replica lives" in line for line in lines), said
+        assert any(" leads " in f"{line} " for line in lines) == (name == leader), said
+
+
 def test_devices_go_on_when_the_leader_is_killed_and_it_comes_back(tmp_path: Path, holdmq: Cli) -> None:
     given = ports()
     port = given["gateway.port"]
@@ -266,6 +283,8 @@ def test_devices_go_on_when_the_leader_is_killed_and_it_comes_back(tmp_path: Pat
         writer.publish("devices/1", b"while away")
         said = up.stop()
         assert f"broker-{before} was killed by SIGKILL; restart 1" in said
+        of_brokers = [line for line in json_lines(said) if line["service"] == "broker"]
+        assert {line["replica"] for line in of_brokers} == {"a", "b", "c"}
     data = tmp_path / "data"
     assert {path.name for path in data.glob("store*")} == {"store-a", "store-b", "store-c"}
     with running(tmp_path, given, "--replicas=3", f"--etcd={PROGRAM}") as up:

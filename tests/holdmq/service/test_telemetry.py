@@ -44,6 +44,17 @@ def test_a_pipe_gets_one_json_object_per_line() -> None:
     assert line["timestamp"].endswith("Z")
 
 
+def test_lines_of_a_replica_say_which_one_speaks_where_many_write() -> None:
+    stream, terminal = io.StringIO(), Terminal()
+    log = telemetry.setup("broker", LogSection(), stream, replica="b")
+    log.info("serves")
+    log.info("another one is said to lead", replica="c")
+    logging.getLogger("aiohttp").warning("a library speaks")
+    assert [line["replica"] for line in lines(stream)] == ["b", "c", "b"]
+    telemetry.setup("broker", LogSection(), terminal, replica="b").info("serves")
+    assert "replica" not in terminal.getvalue(), "a terminal has one process, or holdmq up names it"
+
+
 def test_a_terminal_gets_lines_for_people() -> None:
     stream = Terminal()
     telemetry.setup("broker", LogSection(), stream).info("serves", port=3)
