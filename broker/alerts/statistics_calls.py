@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from broker.alerts.backlog import Backlogs, TopicBacklog
-from broker.kernel.core.windows import Recent
+from broker.kernel.core.windows import Recent, Windows
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.topics.core.table import Topic, TopicTable
@@ -21,6 +21,7 @@ from holdmq.wire.statistics_headers import (
     BacklogResponse,
     BacklogRow,
     CountsRow,
+    GroupTopicRow,
     SegmentRow,
     StatisticsRequest,
     StatisticsResponse,
@@ -123,6 +124,9 @@ class StatisticsRequests(RequestFamily):
                     SegmentRow(s.start, int(s.read_bytes), int(s.written_bytes), int(s.hits))
                     for s in self._segments()
                 ],
+                self._group_topics_of(groups) if header.group_topics else [],
+                _busiest(counted.clients, rows_max) if header.sources else [],
+                _busiest(counted.users, rows_max) if header.sources else [],
             )
         )
 
@@ -143,6 +147,16 @@ class StatisticsRequests(RequestFamily):
 
         self._backlogs.measure(names, measured)
 
+    def _group_topics_of(self, groups: list[str]) -> list[GroupTopicRow]:
+        counted = self._statistics
+        keys = counted.topics_of(frozenset(groups))
+        if len(keys) > ROWS_MAX:
+            raise RemoteError(
+                Code.LIMIT_EXCEEDED,
+                f"{len(keys)} topics of {len(groups)} groups; {ROWS_MAX} are possible",
+            )
+        return [GroupTopicRow(*key, *counted.group_topics.recent(key)) for key in keys]
+
     def _queues_of(self, names: list[str]) -> list[tuple[str, int]]:
         topics = [topic for name in names if (topic := self._topics.get(name)) is not None]
         queues = [(topic.name, queue_id) for topic in topics for queue_id in range(topic.read_queues)]
@@ -155,6 +169,10 @@ class StatisticsRequests(RequestFamily):
 
 def _row(name: str, queue_id: int, recent: Recent) -> CountsRow:
     return CountsRow(name, queue_id, *recent)
+
+
+def _busiest(sources: Windows[str], count: int) -> list[CountsRow]:
+    return [_row(name, -1, sources.recent(name)) for name in sources.busiest(count)]
 
 
 def _names(given: list[str] | None, others: Callable[[], Iterable[str]]) -> list[str]:

@@ -30,7 +30,7 @@ from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.snapshot_file import SnapshotFile
-from broker.kernel.statistics import Statistics
+from broker.kernel.statistics import Statistics, TrafficSource
 from broker.mqtt_shares.requests import ShareMode
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
@@ -125,7 +125,9 @@ class Broker:
         self._dead_letters_file = state_file("deadLetters.json")
         connections: dict[Connection, HelloRequest | None] = {}
         hello_of = connections.get
-        self.statistics = Statistics(asyncio.get_running_loop().time())
+        self.statistics = Statistics(
+            asyncio.get_running_loop().time(), source_of=partial(_source_of, hello_of)
+        )
 
         self.produce = Produce(
             store, table, self.statistics, record_max_bytes, partial(_role_of, hello_of), clock_ms
@@ -160,7 +162,7 @@ class Broker:
             readers=readers,
             is_state_in_log=is_state_in_log,
         )
-        self.moves = Moves(store, self.copies, topics, self.groups.retry_policy, clock_ms)
+        self.moves = Moves(store, self.copies, topics, self.groups.retry_policy, self.statistics, clock_ms)
         self.shared = SharedMode(
             shared_core,
             self.groups,
@@ -177,7 +179,7 @@ class Broker:
         )
 
         self.pull = Pull(store, table, self.statistics, self.groups, readers, next_reads)
-        self.reads = None if order is None else Reads(store, order, table)
+        self.reads = None if order is None else Reads(store, order, table, self.statistics)
         self.share = (
             None
             if order is None
@@ -353,6 +355,11 @@ class Broker:
 def _role_of(hello_of: HelloOf, connection: Connection) -> str:
     hello = hello_of(connection)
     return "" if hello is None else hello.role
+
+
+def _source_of(hello_of: HelloOf, connection: Connection) -> TrafficSource:
+    hello, grants = hello_of(connection), connection.grants
+    return TrafficSource("" if hello is None else hello.client_id, "" if grants is None else grants.key.name)
 
 
 def _forget_readers(readers: TopicReaders, before: Topic | None, after: Topic | None) -> None:

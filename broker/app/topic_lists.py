@@ -6,7 +6,15 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from broker.kernel.core.windows import BYTES_IN, BYTES_OUT, MESSAGES_IN, MESSAGES_OUT, TRAFFIC
+from broker.kernel.core.windows import (
+    BYTES_IN,
+    BYTES_OUT,
+    BYTES_REPLAYED,
+    MESSAGES_IN,
+    MESSAGES_OUT,
+    MESSAGES_REPLAYED,
+    TRAFFIC,
+)
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.topics.core.table import Topic, TopicTable
@@ -25,6 +33,8 @@ COUNTED: Final = {
     "bytes_in": BYTES_IN,
     "messages_out": MESSAGES_OUT,
     "bytes_out": BYTES_OUT,
+    "messages_replayed": MESSAGES_REPLAYED,
+    "bytes_replayed": BYTES_REPLAYED,
 }
 SETTINGS: Final = ("topic", "kind", "write_queues", "read_queues")
 
@@ -82,7 +92,15 @@ class TopicLists(RequestFamily):
             return
         totals = self._statistics.topic_totals(names)
         stats = [
-            TopicStats._make([name, *totals[name][:TRAFFIC], count])
+            TopicStats._make(
+                [
+                    name,
+                    *totals[name][:TRAFFIC],
+                    count,
+                    totals[name][MESSAGES_REPLAYED],
+                    totals[name][BYTES_REPLAYED],
+                ]
+            )
             for name, count in zip(names, stored, strict=True)
         ]
         request.reply(TopicListResponse([topic.row() for topic in topics], stats))

@@ -1,4 +1,4 @@
-"""What went in and out: by topic, queue and consumer group, in total and in rolling windows.
+"""What went in and out: by topic, queue, consumer group and source, in total and in rolling windows.
 
 Who counts adds to plain numbers that belong to the second under way. `tick` takes them, and `settle` adds
 them up, in steps: the cost grows with what was busy in that second, not with what exists.
@@ -6,26 +6,61 @@ them up, in steps: the cost grows with what was busy in that second, not with wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from operator import add, attrgetter
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from broker.kernel.core.windows import COLUMNS, Ints, Windows
+from broker.kernel.core.windows import (
+    COLUMNS,
+    GIVEN_BACK,
+    MESSAGES_OUT,
+    MESSAGES_REPLAYED,
+    REQUEUED,
+    TIMED_OUT,
+    Ints,
+    Windows,
+)
 from holdmq.names.topics import TEMPORARY_SUFFIX
+from holdmq.rpc.connection import Connection
 
 TOPICS_MAX: Final = 20_000
-"""Topics with counts of their own: twice the default of broker.topics_max; 42 MB when all are used."""
+"""Topics with counts of their own: twice the default of broker.topics_max; 69 MB when all are used."""
 GROUPS_MAX: Final = 10_000
-"""The default of broker.groups_max; 21 MB."""
+"""The default of broker.groups_max; 34 MB."""
 QUEUES_MAX: Final = 20_000
-"""Queues with counts of their own, 42 MB: five thousand topics of four. Others count in their topic only."""
+"""Queues with counts of their own, 69 MB: five thousand topics of four. Others count in their topic only."""
 NO_QUEUE: Final = -1
 """For what is counted in a topic alone."""
 
+GROUP_TOPICS_MAX: Final = 10_000
+"""(group, topic) pairs with counts of their own, 34 MB: others count in their group only."""
+CLIENTS_MAX: Final = 2_000
+"""Clients with counts of their own, by client id, 7 MB: as many applications and gateway workers as a broker
+has as a rule. Others count in their user only, until some of these are silent for a day."""
+USERS_MAX: Final = 1_000
+"""Access keys with counts of their own, 3 MB."""
+
 Queue = tuple[str, int]
+GroupTopic = tuple[str, str]
+
+
+class TrafficSource(NamedTuple):
+    """Names the other end of a connection: its client id, and its access key ("" = anonymous)."""
+
+    client_id: str
+    user: str
+
+
+SourceOf = Callable[[Connection], TrafficSource]
+NO_SOURCE: Final = TrafficSource("", "")
+
+
+def untold(_: Connection) -> TrafficSource:
+    """Tell no connection from another: for a broker's rooms on their own."""
+    return NO_SOURCE
 
 
 class TickCounts:
@@ -34,12 +69,17 @@ class TickCounts:
     __slots__ = (
         "bytes_in",
         "bytes_out",
+        "bytes_replayed",
         "get_us",
         "gets",
+        "given_back",
         "messages_in",
         "messages_out",
+        "messages_replayed",
         "put_us",
         "puts",
+        "requeued",
+        "timed_out",
     )
 
     def __init__(self) -> None:
@@ -51,27 +91,48 @@ class TickCounts:
         self.put_us = 0
         self.gets = 0
         self.get_us = 0
+        self.messages_replayed = 0
+        self.bytes_replayed = 0
+        self.requeued = 0
+        self.timed_out = 0
+        self.given_back = 0
+
+    def taken(self, messages: int, size_bytes: int, *, is_replay: bool = False) -> None:
+        """Count messages that were sent to a reader: to a consumer, or to who reads again or in bulk."""
+        if is_replay:
+            self.messages_replayed += messages
+            self.bytes_replayed += size_bytes
+        else:
+            self.messages_out += messages
+            self.bytes_out += size_bytes
 
 
 _values = attrgetter(
-    "messages_in", "bytes_in", "messages_out", "bytes_out", "puts", "put_us", "gets", "get_us"
-)
+    "messages_in", "bytes_in", "messages_out", "bytes_out", "puts", "put_us", "gets", "get_us",
+    "messages_replayed", "bytes_replayed", "requeued", "timed_out", "given_back",
+)  # fmt: skip
 """In the order of the columns of broker.kernel.core.windows."""
 
 
 class Statistics:
     """The counts of one broker. `now` is the clock's that `tick` is told, in seconds."""
 
-    def __init__(self, now: float = 0.0, queues_max: int = QUEUES_MAX) -> None:
+    def __init__(self, now: float = 0.0, queues_max: int = QUEUES_MAX, source_of: SourceOf = untold) -> None:
+        self._source_of = source_of
         self.topics: Windows[str] = Windows(TOPICS_MAX, now)
         self.queues: Windows[Queue] = Windows(queues_max, now)
         self.groups: Windows[str] = Windows(GROUPS_MAX, now)
+        self.group_topics: Windows[GroupTopic] = Windows(GROUP_TOPICS_MAX, now)
+        self.clients: Windows[str] = Windows(CLIENTS_MAX, now)
+        self.users: Windows[str] = Windows(USERS_MAX, now)
         self.broker: Windows[str] = Windows(1, now)
         """Everything together, under the key ""."""
         self._by_queue: dict[Queue, TickCounts] = {}
-        self._by_group: dict[str, TickCounts] = {}
+        self._by_group: dict[GroupTopic, TickCounts] = {}
+        self._by_source: dict[TrafficSource, TickCounts] = {}
         self._late_queues: dict[Queue, TickCounts] = {}
-        self._late_groups: dict[str, TickCounts] = {}
+        self._late_groups: dict[GroupTopic, TickCounts] = {}
+        self._late_sources: dict[TrafficSource, TickCounts] = {}
 
     def of(self, topic: str, queue_id: int = NO_QUEUE) -> TickCounts:
         """What to add to for a queue, or for a topic alone; not to be kept beyond this turn of the loop."""
@@ -80,29 +141,38 @@ class Statistics:
             counts = self._by_queue[topic, queue_id] = TickCounts()
         return counts
 
-    def of_group(self, group: str) -> TickCounts:
-        """What to add to for a consumer group; not to be kept beyond this turn of the loop.
+    def of_connection(self, connection: Connection) -> TickCounts:
+        """What to add to for who is at the other end; not to be kept beyond this turn of the loop."""
+        source = self._source_of(connection)
+        counts = self._by_source.get(source)
+        if counts is None:
+            counts = self._by_source[source] = TickCounts()
+        return counts
+
+    def of_group(self, group: str, topic: str) -> TickCounts:
+        """What to add to for a group and one of its topics; not to be kept beyond this turn of the loop.
 
         Temporary groups count together: every client may make new ones.
         """
         if group.endswith(TEMPORARY_SUFFIX):
             group = TEMPORARY_SUFFIX
-        counts = self._by_group.get(group)
+        counts = self._by_group.get((group, topic))
         if counts is None:
-            counts = self._by_group[group] = TickCounts()
+            counts = self._by_group[group, topic] = TickCounts()
         return counts
 
     def tick(self, now: float) -> None:
         """A second is over: take its counts. Call `settle` until there are none left."""
-        while self.settle(len(self._late_queues) + len(self._late_groups)):
+        while self.settle(len(self._late_queues) + len(self._late_groups) + len(self._late_sources)):
             pass  # the last second's, of a loop that had no turn to spare
         self._late_queues, self._by_queue = self._by_queue, {}
         self._late_groups, self._by_group = self._by_group, {}
-        for windows in (self.topics, self.queues, self.groups, self.broker):
+        self._late_sources, self._by_source = self._by_source, {}
+        for windows in (*self._named(), self.broker):
             windows.begin(now)
 
     def settle(self, count: int) -> bool:
-        """Add up to `count` queues and as many groups to the windows; True = there are more."""
+        """Add up to `count` queues, and as many groups and sources, to the windows; True = there are more."""
         found = [self._late_queues.popitem() for _ in range(min(count, len(self._late_queues)))]
         if found:
             deltas = _matrix([counts for _, counts in found])
@@ -112,8 +182,19 @@ class Statistics:
             self.queues.add([found[at][0] for at in named], deltas[named])
         groups = [self._late_groups.popitem() for _ in range(min(count, len(self._late_groups)))]
         if groups:
-            self.groups.add([name for name, _ in groups], _matrix([counts for _, counts in groups]))
-        return bool(self._late_queues or self._late_groups)
+            deltas = _matrix([counts for _, counts in groups])
+            self.groups.add([key[0] for key, _ in groups], deltas)
+            self.group_topics.add([key for key, _ in groups], deltas)
+            # What came back from consumers is known by group alone; of the broker it is told, too.
+            deltas[:, :REQUEUED] = 0
+            self.broker.add([""], deltas.sum(axis=0, keepdims=True))
+        sources = [self._late_sources.popitem() for _ in range(min(count, len(self._late_sources)))]
+        if sources:
+            deltas = _matrix([counts for _, counts in sources])
+            self.clients.add([source.client_id for source, _ in sources], deltas)
+            users = [at for at, (source, _) in enumerate(sources) if source.user]
+            self.users.add([sources[at][0].user for at in users], deltas[users])
+        return bool(self._late_queues or self._late_groups or self._late_sources)
 
     def topic_totals(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """Counts of topics since the start, by column, with those of the second under way."""
@@ -138,20 +219,43 @@ class Statistics:
             self.queues.forget((topic, queue_id))
             self._by_queue.pop((topic, queue_id), None)
             self._late_queues.pop((topic, queue_id), None)
+        self._forget_group_topics(1, topic)
 
     def forget_group(self, group: str) -> None:
         """A group is gone."""
         self.groups.forget(group)
-        self._by_group.pop(group, None)
-        self._late_groups.pop(group, None)
+        self._forget_group_topics(0, group)
+
+    def topics_of(self, groups: frozenset[str]) -> list[GroupTopic]:
+        """The (group, topic) pairs of which there are counts, by name."""
+        return sorted(key for key in self.group_topics if key[0] in groups)
+
+    def _forget_group_topics(self, part: int, name: str) -> None:
+        for key in [key for key in self.group_topics if key[part] == name]:
+            self.group_topics.forget(key)
+        for under_way in (self._by_group, self._late_groups):
+            for key in [key for key in under_way if key[part] == name]:
+                del under_way[key]
+
+    def _named(self) -> tuple[Windows[Any], ...]:
+        return self.topics, self.queues, self.groups, self.group_topics, self.clients, self.users
 
     def numbers(self) -> Mapping[str, int]:
         """Gauges and counters for metrics."""
+        total = self.broker.total("")
         return {
             "statistics_topics": len(self.topics),
             "statistics_queues": len(self.queues),
             "statistics_groups": len(self.groups),
-            "statistics_unnamed_total": self.topics.unnamed + self.queues.unnamed + self.groups.unnamed,
+            "statistics_group_topics": len(self.group_topics),
+            "statistics_clients": len(self.clients),
+            "statistics_users": len(self.users),
+            "statistics_unnamed_total": sum(windows.unnamed for windows in self._named()),
+            "messages_out_total": total[MESSAGES_OUT],
+            "messages_replayed_total": total[MESSAGES_REPLAYED],
+            "messages_requeued_total": total[REQUEUED],
+            "messages_timed_out_total": total[TIMED_OUT],
+            "messages_given_back_total": total[GIVEN_BACK],
         }
 
 

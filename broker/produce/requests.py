@@ -494,6 +494,9 @@ class Produce(RequestFamily):
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
             self.delayed += run.count if is_delayed else 0
             self._settle(pending, a, Code.OK, a.base_offset(base_offset))
+            source = self._statistics.of_connection(pending.request.connection)
+            source.messages_in += run.count
+            source.bytes_in += run.size_bytes
             counts = self._statistics.of(a.run.topic, a.run.queue_id)
             counts.messages_in += run.count
             counts.puts += 1

@@ -191,9 +191,13 @@ class ColumnPulls(RequestFamily):
         pulled = [
             refused_queue(queue, read)
             if isinstance(read, RemoteError)
-            else pulled_queue(self._statistics, queue, read, next(counts), took_us)
+            else pulled_queue(self._statistics, queue, read, next(counts), took_us, is_replay=True)
             for queue, read in answer.reads
         ]
+        messages = sum(row.records for row in pulled)
+        if messages:
+            source = self._statistics.of_connection(request.connection)
+            source.taken(messages, sum(row.length_bytes for row in pulled if row.records), is_replay=True)
         lengths = [sum(map(len, buffer)) for buffer in answer.encoded.buffers]
         parts = [piece for buffer in answer.encoded.buffers for piece in buffer]
         header = PullColumnsResponse(

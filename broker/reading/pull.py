@@ -73,6 +73,7 @@ class PullInHand:
         "generations",
         "group",
         "hold_ms",
+        "is_replay",
         "max_bytes",
         "moved",
         "place",
@@ -90,6 +91,7 @@ class PullInHand:
         self.filter_id = header.filter_id
         self.group = header.group
         self.generations: list[int] = header.generations
+        self.is_replay = header.is_replay
         self.replica_reads = header.replica_reads
         self.place = 1
         self.replica = ""
@@ -367,11 +369,15 @@ class Pull(RequestFamily):
             parts += read.parts
             size += read.size_bytes
             messages += read.count
-            pulled.append(pulled_queue(self._statistics, queue, read, read.count, took_us))
-        if messages and asked.group:
-            counts = self._statistics.of_group(asked.group)
-            counts.messages_out += messages
-            counts.bytes_out += size
+            pulled.append(
+                pulled_queue(self._statistics, queue, read, read.count, took_us, is_replay=asked.is_replay)
+            )
+            if read.count and asked.group:
+                counts = self._statistics.of_group(asked.group, queue.topic)
+                counts.taken(read.count, read.size_bytes, is_replay=asked.is_replay)
+        if messages:
+            source = self._statistics.of_connection(asked.request.connection)
+            source.taken(messages, size, is_replay=asked.is_replay)
         answer = PullResponse(pulled, self._store.epoch, replica if at_replica else "", at_replica)
         asked.request.reply(answer, parts, size)
 
@@ -519,13 +525,18 @@ def refused_queue(queue: PullQueue | ColumnQueue, error: RemoteError) -> PulledQ
 
 
 def pulled_queue(
-    statistics: Statistics, queue: PullQueue | ColumnQueue, read: QueueRead, count: int, took_us: int
+    statistics: Statistics,
+    queue: PullQueue | ColumnQueue,
+    read: QueueRead,
+    count: int,
+    took_us: int,
+    *,
+    is_replay: bool,
 ) -> PulledQueue:
     """The row of a queue of which `count` records are sent, which go into the statistics."""
     if count:
         counts = statistics.of(queue.topic, queue.queue_id)
-        counts.messages_out += count
-        counts.bytes_out += read.size_bytes
+        counts.taken(count, read.size_bytes, is_replay=is_replay)
         counts.gets += 1
         counts.get_us += took_us
     return PulledQueue(

@@ -17,6 +17,7 @@ import structlog
 
 from broker.kernel.log_reads import LogRead, read_on
 from broker.kernel.request_family import RequestFamily
+from broker.kernel.statistics import Statistics
 from broker.readers.core.table import TopicReader
 from broker.reading.core.readers import (
     EVERYWHERE,
@@ -79,7 +80,9 @@ class _OpenReader:
 class Reads(RequestFamily):
     """All readers of a broker."""
 
-    def __init__(self, queues: MessageQueues, order: LogOrder, topics: TopicTable) -> None:
+    def __init__(
+        self, queues: MessageQueues, order: LogOrder, topics: TopicTable, statistics: Statistics
+    ) -> None:
         self.readers = 0
         self.late_records = 0
         self.cold_reads = 0
@@ -87,6 +90,7 @@ class Reads(RequestFamily):
         self.bytes_out = 0
         self._queues = queues
         self._order = order
+        self._statistics = statistics
         self._topics = topics
         self._open: dict[Connection, dict[int, _OpenReader]] = {}
         self._loop = asyncio.get_running_loop()
@@ -307,6 +311,8 @@ class Reads(RequestFamily):
         self.late_records += picked.count if is_late else 0
         self.records_out += picked.count
         self.bytes_out += picked.size_bytes
+        if picked.count:
+            self._statistics.of_connection(opened.connection).taken(picked.count, picked.size_bytes)
         request.reply(header, picked.parts, picked.size_bytes)
 
     def _load(self, opened: _OpenReader) -> None:

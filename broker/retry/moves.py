@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.kernel.request_family import RequestFamily
+from broker.kernel.statistics import Statistics
 from broker.retry.copies import Copies, Done, MovedMessage
 from broker.retry.core.moves import RetryPolicy, failed_copy
 from broker.topics.requests import TopicRequests
@@ -85,8 +86,10 @@ class Moves(RequestFamily):
         copies: Copies,
         topics: TopicRequests,
         policy_of: PolicyOf,
+        statistics: Statistics,
         clock_ms: Callable[[], int],
     ) -> None:
+        self._statistics = statistics
         self._policy_of = policy_of
         self.moves_max = MOVES_MAX
         self.refused = self.failed = self.cold_reads = self.in_hand = 0
@@ -140,6 +143,10 @@ class Moves(RequestFamily):
             nonlocal left
             results[index] = _result(moved)
             left -= 1
+            if isinstance(moved, MovedMessage) and not moved.is_repeat:
+                counts = self._statistics.of_group(header.group, messages[index].topic)
+                counts.given_back += 1
+                counts.requeued += not moved.is_dead
             if not left:
                 request.reply(SendBackResponse([result for result in results if result is not None]))
 

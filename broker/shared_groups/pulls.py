@@ -231,10 +231,10 @@ class SharedPulls:
         for row, chosen in found:
             parts += chosen.parts
             size += chosen.size_bytes
-            of_group = self._statistics.of_group(pull.member.group.name)
-            for counts in (self._statistics.of(row.topic, row.queue_id), of_group):
-                counts.messages_out += chosen.records
-                counts.bytes_out += chosen.size_bytes
+            of_group = self._statistics.of_group(pull.member.group.name, row.topic)
+            source = self._statistics.of_connection(pull.request.connection)
+            for counts in (self._statistics.of(row.topic, row.queue_id), of_group, source):
+                counts.taken(chosen.records, chosen.size_bytes)
         invisible_ms = pull.header.invisible_ms or pull.member.invisible_ms
         pull.request.reply(SharedPullResponse([row for row, _ in found], invisible_ms), parts, size)
 

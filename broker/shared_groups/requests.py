@@ -22,7 +22,7 @@ from broker.kernel.statistics import Statistics
 from broker.shared_groups.core.members import SharedGroupMember
 from broker.shared_groups.core.queue import SharedQueue
 from broker.shared_groups.core.records import Entry, snapshot_entry
-from broker.shared_groups.core.shared import READY_MAX, SettlingMember, Shared
+from broker.shared_groups.core.shared import READY_MAX, Comeback, MessagesBack, SettlingMember, Shared
 from broker.shared_groups.core.subscriptions import ALL, SubscriptionFilter
 from broker.shared_groups.journal import SharedJournal
 from broker.shared_groups.moves import Move, SharedMoves
@@ -132,6 +132,7 @@ class SharedMode(RequestFamily):
         self._gate = gate
         self._hello_of = hello_of
         self._readers = readers
+        self._statistics = statistics
         self.journal = SharedJournal(queues, order, file, self._capture, lambda: core.counts.passed)
         self.starts = SharedStarts(core, queues, topics, kept_offset)
         self.pulls = SharedPulls(
@@ -530,6 +531,8 @@ class SharedMode(RequestFamily):
                 for attempted in outcome.attempted:
                     if not is_volatile(attempted[0]):
                         self.journal.news.attempted(*attempted)
+                for back in outcome.back:
+                    self._count(back)
                 for queue in outcome.filled:
                     warn_of_full(queue)
                 for queue, messages in outcome.behind:
@@ -542,6 +545,13 @@ class SharedMode(RequestFamily):
         finally:
             self._is_settling = False
         self._set_timer()
+
+    def _count(self, back: MessagesBack) -> None:
+        key = back.queue.key
+        counts = self._statistics.of_group(key.group, key.topic)
+        counts.requeued += back.messages if back.is_again else 0
+        counts.timed_out += back.messages if back.why is Comeback.TIMED_OUT else 0
+        counts.given_back += back.messages if back.why is Comeback.GIVEN_BACK else 0
 
     def _capture(self) -> list[Entry]:
         tried = self.core.tried()

@@ -184,6 +184,8 @@ def topic_row(topic: TopicView) -> dict[str, Any]:
         "bytes_in": topic.bytes_in,
         "messages_out": topic.messages_out,
         "bytes_out": topic.bytes_out,
+        "messages_replayed": topic.messages_replayed,
+        "bytes_replayed": topic.bytes_replayed,
         "messages_stored": topic.messages_stored,
     }
 

@@ -14,7 +14,14 @@ from console.management.clients import ClusterClients
 from console.management.paging import following, offset_of, sort_of
 from holdmq.client.groups import GroupView
 from holdmq.client.pages import ranked
-from holdmq.client.statistics import BacklogView, GroupBacklog, group_backlogs
+from holdmq.client.statistics import (
+    BacklogView,
+    GroupBacklog,
+    StatisticsView,
+    TrafficOf,
+    group_backlogs,
+    traffic,
+)
 from holdmq.errors import Code, HoldMQError, RemoteError
 
 BACKLOG_FRESH_S: Final = 2.0
@@ -85,12 +92,28 @@ class GroupClient(Answer):
     topics: list[str]
 
 
+class GroupTraffic(Answer):
+    """What a group took of a topic per second in the last minute, and what came back since brokers started.
+
+    `requeued` messages are delivered again, of `timed_out` the time was over at their member, `given_back`
+    were sent back by it.
+    """
+
+    topic: str
+    messages_out_per_s: float
+    bytes_out_per_s: float
+    requeued: int
+    timed_out: int
+    given_back: int
+
+
 class GroupDetail(GroupOverview):
-    """A group, queue by queue and member by member."""
+    """A group, queue by queue, member by member and topic by topic."""
 
     settings: GroupSettingsAnswer
     progress: list[GroupQueue]
     clients: list[GroupClient]
+    traffic: list[GroupTraffic]
 
 
 class GroupChange(InputModel):
@@ -190,7 +213,12 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
         view = (await groups.groups([name])).get(name)
         if view is None:
             raise RemoteError(Code.GROUP_UNKNOWN, f"there is no group {name[:255]!r}")
-        progress, members = await asyncio.gather(groups.progress(name), groups.members(name))
+        progress, members, counted = await asyncio.gather(
+            groups.progress(name),
+            groups.members(name),
+            clients.admin.statistics([], [name], group_topics=True),
+        )
+        views = [view for view in counted.values() if isinstance(view, StatisticsView)]
         now_ms = time.time_ns() // 1_000_000
         queues = [
             GroupQueue(
@@ -216,6 +244,7 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
                 **{field: getattr(row, field) for field in GroupSettingsAnswer.model_fields}
             ),
             progress=queues,
+            traffic=[_traffic(one) for one in traffic(views, lambda view: view.group_topics)],
             clients=[
                 GroupClient(
                     broker=broker,
@@ -311,3 +340,12 @@ def _row(view: GroupView, backlog: GroupBacklog | None) -> dict[str, Any]:
         "retry_max_times": settings[0].retry_max_times,
         "brokers": sorted(view.rows),
     }
+
+
+def _traffic(one: TrafficOf) -> GroupTraffic:
+    return GroupTraffic(
+        topic=one.topic,
+        messages_out_per_s=one.minute.messages_out,
+        bytes_out_per_s=one.minute.bytes_out,
+        **one.back._asdict(),
+    )

@@ -53,6 +53,8 @@ class TopicOverview(Answer):
     bytes_in: int
     messages_out: int
     bytes_out: int
+    messages_replayed: int
+    bytes_replayed: int
     messages_stored: int
 
 

@@ -1,4 +1,4 @@
-"""``holdmq group list | create | update | delete | reset | clone | lag | clients | pause | resume``."""
+"""``holdmq group list | create | update | delete | reset | clone | lag | clients | topics | …``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from holdmq.cli.options import CommandGroup, Given, GroupName, Search, Yes, conf
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
-from holdmq.errors import UsageError
+from holdmq.errors import HoldMQError, UsageError
+from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
+    from holdmq.client.admin import Admin
     from holdmq.client.groups import GroupAdmin, GroupView, MovedOffset, QueueProgress
+    from holdmq.client.statistics import StatisticsView
     from holdmq.message import TopicQueue
 
 T = TypeVar("T")
@@ -206,6 +209,47 @@ def clients(given: Given, name: GroupName) -> None:
             show_time(row["joined_ms"]),
         ),
     )
+
+
+@app.add("topics", example="holdmq group topics billing")
+def topics(given: Given, name: GroupName) -> None:
+    """Show what a group takes of each topic, and what comes back: again, late, given back."""
+    from holdmq.client import admin as admins
+    from holdmq.client import statistics
+
+    async def ask(admin: Admin) -> dict[str, StatisticsView | HoldMQError]:
+        return await admin.statistics([], [name], group_topics=True)
+
+    answers = run_calls(given.configuration(), admins.Admin, ask)
+    views = [view for view in answers.values() if isinstance(view, statistics.StatisticsView)]
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": one.topic,
+            "second": one.second._asdict(),
+            "minute": one.minute._asdict(),
+            "hour": one.hour._asdict(),
+            "day": one.day._asdict(),
+            "back": one.back._asdict(),
+            "back_minute": one.back_minute._asdict(),
+        }
+        for one in statistics.traffic(views, lambda view: view.group_topics)
+    ]
+    given.table(
+        ("topic", "out/s 1 m", "B/s 1 m", "out/s 1 h", "requeued", "timed out", "given back"),
+        rows,
+        lambda row: (
+            row["topic"],
+            f"{row['minute']['messages_out']:.1f}",
+            f"{row['minute']['bytes_out']:.0f}",
+            f"{row['hour']['messages_out']:.1f}",
+            *(str(row["back"][what]) for what in ("requeued", "timed_out", "given_back")),
+        ),
+    )
+    silent = {broker: error for broker, error in answers.items() if isinstance(error, HoldMQError)}
+    for broker, error in silent.items():
+        say(f"{broker} does not tell its counts: {error}", err=True)
+    if silent:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.add("pause", example="holdmq group pause billing")

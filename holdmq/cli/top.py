@@ -111,7 +111,7 @@ class Watch:
         """The next picture, as JSON has it. TransportError when nobody answers."""
         statuses, statistics, alarms, _ = await asyncio.gather(
             self._admin.broker_status(),
-            self._admin.statistics(rows_max=ROWS_ASKED),
+            self._admin.statistics(sources=True, rows_max=ROWS_ASKED),
             self._admin.alarms(),
             self._look_slowly(),
         )
@@ -126,14 +126,16 @@ class Watch:
         segments.sort(key=lambda one: -(one["read_bytes"] + one["written_bytes"]))
         totals = {broker: traffic([view], lambda view: [view.broker])[0] for broker, view in counted.items()}
         groups = traffic(counted.values(), lambda view: view.groups)
-        pulled = {one.name: one.second.messages_out for one in groups}
+        pulled = {one.name: one for one in groups}
         return {
             "at_ms": time.time_ns() // 1_000_000,
             "brokers": [
                 _broker(broker, status, totals.get(broker)) for broker, status in sorted(statuses.items())
             ],
             "topics": [_rates(one) for one in traffic(counted.values(), lambda view: view.topics)],
-            "groups": [{**group, "messages_out": pulled.get(group["group"], 0.0)} for group in self._groups],
+            "groups": [_with_traffic(group, pulled.get(group["group"])) for group in self._groups],
+            "clients": [_rates(one) for one in traffic(counted.values(), lambda view: view.clients)],
+            "users": [_rates(one) for one in traffic(counted.values(), lambda view: view.users)],
             "segments": segments,
             "connections": self._connections,
             "alarms": [
@@ -192,10 +194,20 @@ def _rates(traffic: Any) -> View:
     found = asdict(traffic)
     for window in ("second", "minute", "hour", "day"):
         found[window] = getattr(traffic, window)._asdict()
-    del found["queue_id"]
+    del found["queue_id"], found["topic"]
+    for came_back in ("back", "back_minute"):
+        found[came_back] = getattr(traffic, came_back)._asdict()
     if not found["name"]:
         del found["name"]
     return found
+
+
+def _with_traffic(group: View, traffic: Any) -> View:
+    if traffic is None:
+        none = dict.fromkeys(("requeued", "timed_out", "given_back"), 0)
+        return {**group, "messages_out": 0.0, "back_minute": none}
+    back = traffic.back_minute._asdict()
+    return {**group, "messages_out": traffic.second.messages_out, "back_minute": back}
 
 
 # Pictures
@@ -235,13 +247,16 @@ def _broker_line(broker: View) -> str:
 
 
 def _topics(topics: list[View], rows: int) -> PlainTable:
-    table = _table("topic", ["in/s", "in/s 1 m", "in/s 1 h", "in/s 1 d", "B/s in", "out/s", "put", "get"])
+    table = _table(
+        "topic", ["in/s", "in/s 1 m", "in/s 1 h", "in/s 1 d", "B/s in", "out/s", "replay/s", "put", "get"]
+    )
     for one in topics[:rows]:
         table.add_row(
             one["name"],
             *(_rate(one[window]["messages_in"]) for window in ("second", "minute", "hour", "day")),
             size(one["second"]["bytes_in"]),
             _rate(one["second"]["messages_out"]),
+            _rate(one["second"]["messages_replayed"]),
             _ms(one["put_ms"]),
             _ms(one["get_ms"]),
         )
@@ -249,7 +264,7 @@ def _topics(topics: list[View], rows: int) -> PlainTable:
 
 
 def _groups(groups: list[View], rows: int) -> PlainTable:
-    table = _table("group", ["backlog", "age", "out/s", "mode", "topics"])
+    table = _table("group", ["backlog", "age", "out/s", "again 1 m", "late 1 m", "mode", "topics"])
     for one in groups[:rows]:
         age = f"{one['age_ms'] / 1000:.1f} s" if one["messages"] else ""
         table.add_row(
@@ -257,6 +272,8 @@ def _groups(groups: list[View], rows: int) -> PlainTable:
             str(one["messages"]),
             age,
             _rate(one["messages_out"]),
+            str(one["back_minute"]["requeued"]),
+            str(one["back_minute"]["timed_out"]),
             one["mode"],
             _few(one["topics"]),
         )

@@ -81,11 +81,11 @@ def list_(
     rows = [_row(broker, topic, counts) for broker, topics in found.items() for topic, counts in topics]
     rows.sort(key=lambda row: (row["topic"], row["broker"]))
     given.table(
-        ("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", ""),
+        ("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", "replayed", ""),
         rows,
         lambda row: (
             *(row["topic"], row["broker"], _queues(row), row["kind"], _letters(row["perm"])),
-            *(row[name] for name in ("messages_stored", "messages_in", "messages_out")),
+            *(row[name] for name in ("messages_stored", "messages_in", "messages_out", "messages_replayed")),
             _state(row),
         ),
     )

@@ -64,6 +64,8 @@ class TopicView:
     bytes_in: int = 0
     messages_out: int = 0
     bytes_out: int = 0
+    messages_replayed: int = 0
+    bytes_replayed: int = 0
     messages_stored: int = 0
 
     @property
@@ -78,6 +80,8 @@ class TopicView:
         self.bytes_in += stats.bytes_in
         self.messages_out += stats.messages_out
         self.bytes_out += stats.bytes_out
+        self.messages_replayed += stats.messages_replayed
+        self.bytes_replayed += stats.bytes_replayed
         self.messages_stored += stats.messages_stored
 
 

@@ -75,7 +75,8 @@ class PullConsumer(RoutedConsumer):
     filter matches (`42/#`; without a tag only `#` matches). Not both. `routes`: share this
     RouteTable, which the caller starts and closes, in place of `registries`. `security`: credentials
     and TLS. `read_replicas`: whether replicas of a broker that do not lead it may answer (`allow`: what has
-    left their leader's memory; `prefer`: whatever they have; `never`).
+    left their leader's memory; `prefer`: whatever they have; `never`). `is_replay`: it reads again what was,
+    which brokers count apart from what consumers pull.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class PullConsumer(RoutedConsumer):
         tags: Collection[str] | None = None,
         tag_filter: str | None = None,
         read_replicas: ReadReplicas = "allow",
+        is_replay: bool = False,
     ) -> None:
+        self._is_replay = is_replay
         try:
             self._choice = ReplicaChoice(ReplicaReads.of(read_replicas))
         except ValueError as error:
@@ -318,7 +321,14 @@ class PullConsumer(RoutedConsumer):
             self._answers.append(_Answer(source, asked, reply))
             self._arrived.set()
 
-        request = PullRequest(wire_queues(asked), max_bytes, hold_ms, filter_id, replica_reads=source.wanted)
+        request = PullRequest(
+            wire_queues(asked),
+            max_bytes,
+            hold_ms,
+            filter_id,
+            replica_reads=source.wanted,
+            is_replay=self._is_replay,
+        )
         connection.request(RequestCode.PULL, request, on_reply, hold_ms / 1000 + PULL_TIMEOUT_S)
         return float("inf")
 

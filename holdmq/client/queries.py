@@ -291,7 +291,10 @@ class Messages(AdminCalls):
         if not begins:
             return
         async with PullConsumer(
-            routes=self.routes, tag_filter=tag_filter, read_replicas=self._read_replicas
+            routes=self.routes,
+            tag_filter=tag_filter,
+            read_replicas=self._read_replicas,
+            is_replay=True,
         ) as consumer:
             await consumer.assign(list(begins), 0)
             for queue, at in begins.items():

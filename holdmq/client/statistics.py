@@ -20,11 +20,17 @@ from holdmq.wire.statistics_headers import (
     BacklogRow,
     ChannelRow,
     CountsRow,
+    GroupTopicRow,
     SegmentRow,
     StatisticsRequest,
     StatisticsResponse,
 )
 
+REPLAYED: Final = (8, 9)
+REPLAYED_LATER: Final = (4, 5)
+"""Columns of CountsRow's lists with messages and bytes replayed: those of hour and day have no latencies."""
+BACK: Final = (10, 11, 12)
+"""Columns with messages requeued, timed out, given back."""
 BACKLOG_TIMEOUT_S: Final = 30.0
 """A broker may have to read the age of thousands of backlogs from disk."""
 
@@ -39,6 +45,9 @@ class StatisticsView:
     groups: list[CountsRow]
     queues: list[CountsRow]
     segments: list[SegmentRow]
+    group_topics: list[GroupTopicRow]
+    clients: list[CountsRow]
+    users: list[CountsRow]
 
 
 @dataclass(slots=True)
@@ -66,13 +75,25 @@ class TrafficRates(NamedTuple):
     bytes_in: float
     messages_out: float
     bytes_out: float
+    messages_replayed: float
+    bytes_replayed: float
+
+
+class CameBack(NamedTuple):
+    """Counts messages that came back: to be delivered again, their time over, given back by consumers."""
+
+    requeued: int
+    timed_out: int
+    given_back: int
 
 
 @dataclass(slots=True)
 class TrafficOf:
-    """Rates of one topic, queue or group over all brokers.
+    """Rates of one topic, queue, group, client or access key over all brokers.
 
-    `put_ms` and `get_ms`: the mean time of a put and of a get in the last minute, None without any.
+    `topic` is of a group's counts in one topic, else "". `back` counts since the brokers' starts,
+    `back_minute` in the last minute. `put_ms` and `get_ms`: the mean time of a put and of a get in the last
+    minute, None without any.
     """
 
     name: str
@@ -83,6 +104,9 @@ class TrafficOf:
     day: TrafficRates
     put_ms: float | None
     get_ms: float | None
+    topic: str
+    back: CameBack
+    back_minute: CameBack
 
 
 @dataclass(slots=True)
@@ -105,9 +129,14 @@ class StatisticsCalls(ClusterCalls):
         groups: Collection[str] | None = None,
         *,
         queues: bool = False,
+        group_topics: bool = False,
+        sources: bool = False,
         rows_max: int = 100,
     ) -> dict[str, StatisticsView | HoldMQError]:
-        """Counts of these topics and groups, None = the `rows_max` busiest; `queues`: of their queues too."""
+        """Counts of these topics and groups, None = the `rows_max` busiest; `queues`: of their queues too.
+
+        `group_topics`: of each topic of the groups, too. `sources`: of the busiest clients and access keys.
+        """
 
         def read(reply: Reply) -> StatisticsView:
             answer = reply.header(StatisticsResponse)
@@ -118,9 +147,12 @@ class StatisticsCalls(ClusterCalls):
                 rows(CountsRow, answer.groups),
                 rows(CountsRow, answer.queues),
                 rows(SegmentRow, answer.segments),
+                rows(GroupTopicRow, answer.group_topics),
+                rows(CountsRow, answer.clients),
+                rows(CountsRow, answer.users),
             )
 
-        request = StatisticsRequest(_listed(topics), _listed(groups), queues, rows_max)
+        request = StatisticsRequest(_listed(topics), _listed(groups), queues, group_topics, sources, rows_max)
         return await self._read_all(RequestCode.STATISTICS, request, read)
 
     async def backlog(
@@ -151,17 +183,25 @@ class StatisticsCalls(ClusterCalls):
 
 
 def traffic(
-    views: Iterable[StatisticsView], pick: Callable[[StatisticsView], Iterable[CountsRow]]
+    views: Iterable[StatisticsView],
+    pick: Callable[[StatisticsView], Iterable[CountsRow | GroupTopicRow]],
 ) -> list[TrafficOf]:
     """Add up the rows that `pick` takes of each broker's; the busiest of the last minute first."""
-    found: dict[tuple[str, int], list[tuple[CountsRow, list[int]]]] = {}
+    found: dict[tuple[str, str, int], list[tuple[CountsRow | GroupTopicRow, list[int]]]] = {}
     for view in views:
         for row in pick(view):
-            found.setdefault((row.name, row.queue_id), []).append((row, view.covered_ms))
-    added = [_traffic(name, queue_id, parts) for (name, queue_id), parts in found.items()]
+            if isinstance(row, GroupTopicRow):
+                key = (row.group, row.topic, -1)
+            else:
+                key = (row.name, "", row.queue_id)
+            found.setdefault(key, []).append((row, view.covered_ms))
+    added = [_traffic(*key, parts) for key, parts in found.items()]
     return sorted(
-        added, key=lambda one: (-one.minute.messages_in - one.minute.messages_out, one.name, one.queue_id)
-    )
+        added,
+        key=lambda one: (
+            -one.minute.messages_in - one.minute.messages_out, one.name, one.topic, one.queue_id
+        ),
+    )  # fmt: skip
 
 
 def group_backlogs(views: Iterable[BacklogView]) -> list[GroupBacklog]:
@@ -179,26 +219,40 @@ def group_backlogs(views: Iterable[BacklogView]) -> list[GroupBacklog]:
     return sorted(found.values(), key=lambda group: (-group.messages, group.group))
 
 
-def _traffic(name: str, queue_id: int, parts: list[tuple[CountsRow, list[int]]]) -> TrafficOf:
+def _traffic(
+    name: str, topic: str, queue_id: int, parts: list[tuple[CountsRow | GroupTopicRow, list[int]]]
+) -> TrafficOf:
     covered = [covered_ms for _, covered_ms in parts]
     counted = [row for row, _ in parts]
     puts, put_us, gets, get_us = (sum(row.minute[column] for row in counted) for column in range(4, 8))
     return TrafficOf(
         name,
         queue_id,
-        _rates([row.second for row in counted], [ms[0] for ms in covered]),
-        _rates([row.minute for row in counted], [ms[1] for ms in covered]),
-        _rates([row.hour for row in counted], [ms[2] for ms in covered]),
-        _rates([row.day for row in counted], [ms[3] for ms in covered]),
+        _rates([row.second for row in counted], [ms[0] for ms in covered], REPLAYED),
+        _rates([row.minute for row in counted], [ms[1] for ms in covered], REPLAYED),
+        _rates([row.hour for row in counted], [ms[2] for ms in covered], REPLAYED_LATER),
+        _rates([row.day for row in counted], [ms[3] for ms in covered], REPLAYED_LATER),
         put_us / puts / 1000 if puts else None,
         get_us / gets / 1000 if gets else None,
+        topic,
+        _came_back([row.total for row in counted]),
+        _came_back([row.minute for row in counted]),
     )
 
 
-def _rates(counts: list[list[int]], covered_ms: list[int]) -> TrafficRates:
-    """Rates of what each broker counted in as many ms as it says."""
+def _came_back(counts: list[list[int]]) -> CameBack:
+    return CameBack(*(sum(_at(counted, column) for counted in counts) for column in BACK))
+
+
+def _at(counted: list[int], column: int) -> int:
+    """One column; older brokers have fewer."""
+    return counted[column] if column < len(counted) else 0
+
+
+def _rates(counts: list[list[int]], covered_ms: list[int], replayed: tuple[int, int]) -> TrafficRates:
+    """Rates of what each broker counted in as many ms as it says; `replayed`: columns of what was."""
     each = [
-        [count * 1000 / max(1, ms) for count in counted[:4]]
+        [_at(counted, column) * 1000 / max(1, ms) for column in (0, 1, 2, 3, *replayed)]
         for counted, ms in zip(counts, covered_ms, strict=True)
     ]
     return TrafficRates(*(sum(column) for column in zip(*each, strict=True)))

@@ -150,7 +150,7 @@ class PullRequest(Header):
 
     `group` "" = read for nobody. A member of a clustering group gives its name and `generations`, one per
     queue: those of the leases under which it reads (older ones: GROUP_FENCED for their queue).
-    `replica_reads`: holdmq.wire.replica_reads.
+    `replica_reads`: holdmq.wire.replica_reads. `is_replay`: it reads again what was, and is counted so.
     """
 
     queues: list[PullQueue]
@@ -160,6 +160,7 @@ class PullRequest(Header):
     group: str = ""
     generations: list[int] = field(default_factory=list)
     replica_reads: int = 0
+    is_replay: bool = False
 
 
 @header
@@ -309,7 +310,10 @@ class TopicRow(NamedTuple):
 
 
 class TopicStats(NamedTuple):
-    """Counts since the broker's start, and what the queues hold now (sum over queues)."""
+    """Counts since the broker's start, and what the queues hold now (sum over queues).
+
+    Out is what consumers pulled, replayed what replays and Spark read.
+    """
 
     topic: str
     messages_in: int
@@ -317,6 +321,8 @@ class TopicStats(NamedTuple):
     messages_out: int
     bytes_out: int
     messages_stored: int
+    messages_replayed: int = 0
+    bytes_replayed: int = 0
 
 
 @header

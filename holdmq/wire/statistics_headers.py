@@ -13,16 +13,31 @@ from holdmq.wire.header import Header, header
 
 
 class CountsRow(NamedTuple):
-    """Counts of a topic, queue or group; `queue_id` -1 = it is no queue.
+    """Counts of a topic, queue, group, client or access key; `queue_id` -1 = it is no queue.
 
     Each list is messages in, bytes in, messages out, bytes out; `total` (since the broker's start),
     `second` and `minute` go on with puts, the µs that they took together, gets, the µs that they took
-    together. A put is a batch's part from its arrival to its confirmation, a get a read that found something.
-    Out is what consumers pulled; gateways read the log, not topics.
+    together; then in all come messages and bytes replayed; `total`, `second` and `minute` end with messages
+    requeued, timed out, given back. A put is a batch's part from its arrival to its confirmation, a get a
+    read that found something. Out is what consumers pulled, replayed what replays and Spark read; gateways
+    read the log, not topics. Requeued are messages in flight that are delivered again, timed out those whose
+    time was over at their consumer, given back those that it sent back. An older broker's lists are shorter.
     """
 
     name: str
     queue_id: int
+    total: list[int]
+    second: list[int]
+    minute: list[int]
+    hour: list[int]
+    day: list[int]
+
+
+class GroupTopicRow(NamedTuple):
+    """Counts of a group in one topic, as in CountsRow. Those of temporary groups are together, as `#tmp`."""
+
+    group: str
+    topic: str
     total: list[int]
     second: list[int]
     minute: list[int]
@@ -43,18 +58,21 @@ class SegmentRow(NamedTuple):
 class StatisticsRequest(Header):
     """`topics`, `groups`: those to tell of; None = the `rows_max` that were busiest in the last minute.
 
-    `queues`: the queues of these topics too.
+    `queues`: the queues of these topics too; `group_topics`: the topics of these groups, 10,000 rows at
+    most; `sources`: the `rows_max` clients and as many access keys that sent and got most.
     """
 
     topics: list[str] | None = None
     groups: list[str] | None = None
     queues: bool = False
+    group_topics: bool = False
+    sources: bool = False
     rows_max: int = 100
 
 
 @header
 class StatisticsResponse(Header):
-    """Rows are CountsRow and SegmentRow; `broker` is one CountsRow of everything together.
+    """Rows are CountsRow, SegmentRow and GroupTopicRow; `broker` is one CountsRow of everything together.
 
     `covered_ms`: of how many ms the counts of second, minute, hour and day are: less after a start, and the
     longer windows reach back by whole slots (5 s, 5 minutes, an hour). `put_us` and `get_us` of the broker's
@@ -67,6 +85,9 @@ class StatisticsResponse(Header):
     groups: list[CountsRow]
     queues: list[CountsRow] = field(default_factory=list)
     segments: list[SegmentRow] = field(default_factory=list)
+    group_topics: list[GroupTopicRow] = field(default_factory=list)
+    clients: list[CountsRow] = field(default_factory=list)
+    users: list[CountsRow] = field(default_factory=list)
 
 
 class BacklogRow(NamedTuple):

@@ -43,6 +43,8 @@ def topic_row(name: str) -> dict[str, Any]:
         "bytes_in": number * 100_000,
         "messages_out": number * 900,
         "bytes_out": number * 90_000,
+        "messages_replayed": number * 100,
+        "bytes_replayed": number * 10_000,
         "messages_stored": number * 10,
         "perm": "r" if name.endswith("5") else "rw",
         "order": name.endswith("3"),
@@ -256,7 +258,7 @@ class ScriptedConsole:
             )
         if kind == "groups" and name:
             progress = [{"topic": "plant-000", **QUEUE, "offset": 5, "lag": 1000, "lag_ms": 9000}]
-            return {**group_row(name, 7), "progress": progress, "clients": CLIENTS}
+            return {**group_row(name, 7), "progress": progress, "clients": CLIENTS, "traffic": TRAFFIC}
         if kind == "clients" and name:
             return {**client_row(1), "filters": [{"filter": "commands/+/#", "qos": 1}]}
         if kind == "sessions" and name:
@@ -273,6 +275,16 @@ CLIENTS: Final = [
         "topics": ["plant-000"],
         "address": "127.0.0.1:3000",
         "joined_ms": 1_790_000_000_000,
+    }
+]
+TRAFFIC: Final = [
+    {
+        "topic": "plant-000",
+        "messages_out_per_s": 12.5,
+        "bytes_out_per_s": 1200.0,
+        "requeued": 3,
+        "timed_out": 2,
+        "given_back": 1,
     }
 ]
 READERS: Final = [

@@ -7,7 +7,7 @@ argument, in seconds of a clock that never goes back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,20 +21,28 @@ BYTES_IN: Final = 1
 MESSAGES_OUT: Final = 2
 BYTES_OUT: Final = 3
 TRAFFIC: Final = 4
-"""Columns that hours and days have, too: messages and bytes, in and out."""
-COLUMNS: Final = 8
-"""And how often something was put and got, with the µs that it took together."""
+"""The first columns: messages and bytes, in and out; then come puts and gets, with the µs that they took."""
+MESSAGES_REPLAYED: Final = 8
+BYTES_REPLAYED: Final = 9
+"""What was read again, or in bulk: by replays and by Spark, which consume nothing."""
+REQUEUED: Final = 10
+TIMED_OUT: Final = 11
+GIVEN_BACK: Final = 12
+"""Messages that came back from a consumer: to be delivered again, as its time was over, by its own hand."""
+COLUMNS: Final = 13
+LASTING: Final = (MESSAGES_IN, BYTES_IN, MESSAGES_OUT, BYTES_OUT, MESSAGES_REPLAYED, BYTES_REPLAYED)
+"""The columns that hours and days have, in this order."""
 MINUTE: Final = (5.0, 12)
 HOUR: Final = (300.0, 12)
 DAY: Final = (3600.0, 24)
 """Seconds of a slot and slots: a window reaches back over all of its slots but the rest of the newest."""
-ROW_BYTES: Final = 8 * (COLUMNS * 15 + TRAFFIC * 38)
-"""Memory of one row: totals, the last second, and three rings with their sums; 2.1 KiB."""
+ROW_BYTES: Final = 8 * (COLUMNS * 15 + len(LASTING) * 38)
+"""Memory of one row: totals, the last second, and three rings with their sums; 3.3 KiB."""
 EVICT_INTERVAL_S: Final = 60.0
 
 
 class Recent(NamedTuple):
-    """Counts of one thing: in total, of the last second and minute (COLUMNS), hour and day (TRAFFIC)."""
+    """Counts of one thing: in total, of the last second and minute (COLUMNS), hour and day (LASTING)."""
 
     total: list[int]
     second: list[int]
@@ -43,17 +51,21 @@ class Recent(NamedTuple):
     day: list[int]
 
 
-NOTHING: Final = Recent([0] * COLUMNS, [0] * COLUMNS, [0] * COLUMNS, [0] * TRAFFIC, [0] * TRAFFIC)
+NOTHING: Final = Recent([0] * COLUMNS, [0] * COLUMNS, [0] * COLUMNS, [0] * len(LASTING), [0] * len(LASTING))
 
 
 class _Ring:
     """One window of all rows."""
 
-    __slots__ = ("_number", "_slots", "columns", "slot_s", "started_at", "sums", "table")
+    __slots__ = ("_chosen", "_number", "_slots", "slot_s", "started_at", "sums", "table")
 
-    def __init__(self, layout: tuple[float, int], columns: int, rows_max: int, now: float) -> None:
+    def __init__(
+        self, layout: tuple[float, int], chosen: tuple[int, ...] | None, rows_max: int, now: float
+    ) -> None:
+        """`chosen`: the columns that it has, None = all."""
         self.slot_s, self._slots = layout
-        self.columns = columns
+        self._chosen = None if chosen is None else np.array(chosen)
+        columns = COLUMNS if chosen is None else len(chosen)
         self.started_at = now
         self._number = int(now // self.slot_s)
         self.table: Ints = np.zeros((self._slots, rows_max, columns), np.int64)
@@ -69,7 +81,8 @@ class _Ring:
 
     def add(self, rows: Ints, deltas: Ints) -> None:
         """Count; no row comes twice."""
-        deltas = deltas[:, : self.columns]
+        if self._chosen is not None:
+            deltas = deltas[:, self._chosen]
         self.table[self._number % self._slots][rows] += deltas
         self.sums[rows] += deltas
 
@@ -102,12 +115,15 @@ class Windows(Generic[K]):
         # The kernel gives memory for a row when it is first written.
         self._totals: Ints = np.zeros((rows_max, COLUMNS), np.int64)
         self._second: Ints = np.zeros((rows_max, COLUMNS), np.int64)
-        self._minute = _Ring(MINUTE, COLUMNS, rows_max, now)
-        self._hour = _Ring(HOUR, TRAFFIC, rows_max, now)
-        self._day = _Ring(DAY, TRAFFIC, rows_max, now)
+        self._minute = _Ring(MINUTE, None, rows_max, now)
+        self._hour = _Ring(HOUR, LASTING, rows_max, now)
+        self._day = _Ring(DAY, LASTING, rows_max, now)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._rows)
 
     def __contains__(self, key: K) -> bool:
         return key in self._rows

@@ -10,6 +10,7 @@ elsewhere, groups that have something to hand out again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from broker.kernel.core.deadlines import Deadlines
@@ -39,12 +40,31 @@ class SettlingMember(NamedTuple):
     mask: int
 
 
+class Comeback(IntEnum):
+    """Why messages in flight came back from their member."""
+
+    GIVEN_BACK = 1
+    TIMED_OUT = 2
+    LEFT = 3
+
+
+class MessagesBack(NamedTuple):
+    """Messages that came back; `is_again`: they are delivered again, now or later."""
+
+    queue: SharedQueue
+    messages: int
+    why: Comeback
+    is_again: bool
+
+
 class StepOutcome:
     """What steps left to do; the shell takes it."""
 
-    __slots__ = ("attempted", "behind", "filled", "moving", "woken")
+    __slots__ = ("attempted", "back", "behind", "filled", "moving", "woken")
 
     def __init__(self) -> None:
+        self.back: list[MessagesBack] = []
+        """To be counted."""
         self.attempted: list[tuple[SharedQueue, int, int, int]] = []
         """(queue, first offset, bits, attempts) to write down."""
         self.behind: list[tuple[SharedQueue, int]] = []
@@ -56,7 +76,7 @@ class StepOutcome:
         """Groups that may have something for a parked pull."""
 
     def __bool__(self) -> bool:
-        return bool(self.attempted or self.behind or self.filled or self.moving or self.woken)
+        return bool(self.attempted or self.back or self.behind or self.filled or self.moving or self.woken)
 
 
 class SharedCounts:
@@ -144,7 +164,7 @@ class Shared:
             return None
         old.is_gone = True
         for delivery in [d for d in self.deliveries.values() if d.queue is old]:
-            self._give_back(delivery, delivery.left, 0, 0.0, False)
+            self._give_back(delivery, delivery.left, 0, 0.0, False, Comeback.LEFT)
         for delayed in self.delayed:
             delayed.is_over = delayed.is_over or delayed.queue is old
         for moving in self.moving:
@@ -178,7 +198,7 @@ class Shared:
         del group.members[member.member_id], self.members[member.member_id]
         self.unpark(member)
         for delivery in list(member.deliveries.values()):
-            self._give_back(delivery, delivery.left, 0, now, is_attempt)
+            self._give_back(delivery, delivery.left, 0, now, is_attempt, Comeback.LEFT)
 
     # Handing out
 
@@ -292,7 +312,7 @@ class Shared:
         delivery.left |= mask
         self._count(delivery, mask.bit_count())
         if delivery.member.is_gone or delivery.queue.is_gone:
-            self._give_back(delivery, mask, 0, now, True)
+            self._give_back(delivery, mask, 0, now, True, Comeback.LEFT)
             return
         for deadline, part in delivery.parts:
             if part & mask:
@@ -308,7 +328,7 @@ class Shared:
         if delivery is None:
             return 0
         mask = delivery.mask_of(offset, count) & delivery.left
-        self._give_back(delivery, mask, delay_ms, now, is_attempt)
+        self._give_back(delivery, mask, delay_ms, now, is_attempt, Comeback.GIVEN_BACK)
         return mask.bit_count()
 
     def extend(
@@ -425,10 +445,16 @@ class Shared:
         due &= delivery.left
         if due:
             self.counts.expired += due.bit_count()
-            self._give_back(delivery, due, 0, now, True)
+            self._give_back(delivery, due, 0, now, True, Comeback.TIMED_OUT)
 
     def _give_back(
-        self, delivery: InFlightMessages, mask: int, delay_ms: int, now: float, is_attempt: bool
+        self,
+        delivery: InFlightMessages,
+        mask: int,
+        delay_ms: int,
+        now: float,
+        is_attempt: bool,
+        why: Comeback,
     ) -> None:
         if not mask:
             return
@@ -439,7 +465,9 @@ class Shared:
         if queue.is_gone:
             self._end(delivery)
             return
-        if is_attempt and attempts >= self._retry_max_times(queue.key.group):
+        is_dead = is_attempt and attempts >= self._retry_max_times(queue.key.group)
+        self.outcome.back.append(MessagesBack(queue, mask.bit_count(), why, not is_dead))
+        if is_dead:
             self._move(queue, first, mask, attempts, 0)
         elif delay_ms > MOVE_DELAY_MS:
             self._move(queue, first, mask, attempts, delay_ms)

@@ -6,7 +6,7 @@ import { call, path } from "../api.js";
 import { ask } from "../dialog.js";
 import { empty, every, facts, h, head, notice, say, state, tell } from "../dom.js";
 import { field } from "../fields.js";
-import { duration, moment, number, short } from "../format.js";
+import { bytes, duration, moment, number, short } from "../format.js";
 import { putRows, table } from "../rows.js";
 
 const LOOK_MS = 2000;
@@ -28,6 +28,14 @@ const CLIENTS = [
   { title: "Address", class: "wide", cell: (row) => row.address },
   { title: "Since", class: "wide", cell: (row) => moment(row.joined_ms) },
 ];
+const TRAFFIC = [
+  { title: "Topic", cell: (row) => row.topic },
+  { title: "Out, per second", class: "n", cell: (row) => row.messages_out_per_s.toFixed(1) },
+  { title: "Data out, per second", class: "n wide", cell: (row) => bytes(row.bytes_out_per_s) },
+  { title: "Delivered again", class: "n", cell: (row) => number(row.requeued) },
+  { title: "Timed out", class: "n wide", cell: (row) => number(row.timed_out) },
+  { title: "Given back", class: "n wide", cell: (row) => number(row.given_back) },
+];
 const MOVES = [
   { title: "Queue", cell: (row) => `${row.broker}/${row.queue_id}` },
   { title: "Before", class: "n", cell: (row) => offset(row.before) },
@@ -40,6 +48,7 @@ export async function show({ main, args: [name], signal }) {
   await read();
   const wrong = notice({ role: "alert" }), about = h("div"), acts = h("div.actions"), badge = h("span", { id: "group-state" });
   const offsets = table("Offsets and backlog", OFFSETS), noOffsets = empty("It has no offsets yet.", "They come with its first member that consumes, or with a reset.");
+  const traffic = table("Traffic", TRAFFIC), noTraffic = empty("It took nothing since the brokers' starts.");
   const clients = table("Members", CLIENTS), noClients = empty("Nobody consumes.", "Start a consumer of this group: ", h("code", {}, `Consumer(registries, "${name}", handle, ["topic"])`));
 
   const act = (word, work, classes = "button") => h(classes, { type: "button", onclick: async () => { if (await work()) await look(); } }, word);
@@ -104,6 +113,8 @@ export async function show({ main, args: [name], signal }) {
     }));
     putRows(offsets.tBodies[0], OFFSETS, group.progress, (row) => `${row.topic}/${row.broker}/${row.queue_id}`);
     putRows(clients.tBodies[0], CLIENTS, group.clients, (row) => `${row.broker}/${row.client_id}`);
+    putRows(traffic.tBodies[0], TRAFFIC, group.traffic, (row) => row.topic);
+    traffic.hidden = !(noTraffic.hidden = group.traffic.length > 0);
     offsets.hidden = !(noOffsets.hidden = group.progress.length > 0);
     clients.hidden = !(noClients.hidden = group.clients.length > 0);
   }
@@ -125,7 +136,8 @@ export async function show({ main, args: [name], signal }) {
   title.lastChild.replaceWith(acts);
   main.append(title, wrong, about,
     h("section.section", { "aria-labelledby": "lag-title" }, h("h2", { id: "lag-title" }, "Where it is"), offsets, noOffsets),
-    h("section.section", { "aria-labelledby": "clients-title" }, h("h2", { id: "clients-title" }, "Members"), clients, noClients));
+    h("section.section", { "aria-labelledby": "clients-title" }, h("h2", { id: "clients-title" }, "Members"), clients, noClients),
+    h("section.section", { "aria-labelledby": "traffic-title" }, h("h2", { id: "traffic-title" }, "What it takes"), traffic, noTraffic));
   draw();
   put();
   every(LOOK_MS, signal, look);

@@ -63,7 +63,7 @@ export async function show(place) {
     badges.replaceChildren(topic.is_paused ? state("paused", "warn", "It takes messages and delivers none.") : state("serving", "good"), " ", ...[topic.kind !== "log" && topic.kind, topic.order && "order"].filter(Boolean).map((word) => h("span.tag", {}, word)));
     about.replaceChildren(facts({
       "In, per second": rates.newest ? rate(rates.newest[0]) : "–", "Out, per second": rates.newest ? rate(rates.newest[1]) : "–",
-      Stored: short(topic.messages_stored), In: short(topic.messages_in), "Data in": bytes(topic.bytes_in), Out: short(topic.messages_out),
+      Stored: short(topic.messages_stored), In: short(topic.messages_in), "Data in": bytes(topic.bytes_in), Out: short(topic.messages_out), Replayed: short(topic.messages_replayed),
       Retention: topic.retention_ms ? duration(topic.retention_ms) : "as the log", "Clients may": { rw: "read, write", r: "read", w: "write" }[topic.perm] ?? "nothing",
     }));
     const { x, line } = rates.columns();

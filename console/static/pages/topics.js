@@ -30,6 +30,7 @@ export function show(place) {
       { name: "messages_in", title: "In", class: "n", sort: true, cell: (row) => short(row.messages_in) },
       { name: "bytes_in", title: "Data in", class: "n wide", sort: true, cell: (row) => bytes(row.bytes_in) },
       { name: "messages_out", title: "Out", class: "n wide", sort: true, cell: (row) => short(row.messages_out) },
+      { name: "messages_replayed", title: "Replayed", class: "n wide", sort: true, cell: (row) => short(row.messages_replayed) },
       { name: "messages_stored", title: "Stored", class: "n", sort: true, cell: (row) => short(row.messages_stored) },
     ],
     nothing: empty("No topics yet.", "The first message to a topic creates it", may("operator") ? ", or you do: " : ".", button()),

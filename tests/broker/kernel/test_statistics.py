@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from broker_stack import Stack, make_record
 from group_peer import GroupPeer
+from shared_peer import Join
 
 from broker.alerts import backlog as backlogs
 from broker.alerts.statistics_calls import ROWS_MAX
-from broker.kernel.core.windows import TRAFFIC
-from broker.kernel.statistics import NO_QUEUE, Statistics
+from broker.kernel.core.windows import (
+    BYTES_OUT,
+    BYTES_REPLAYED,
+    COLUMNS,
+    GIVEN_BACK,
+    LASTING,
+    MESSAGES_OUT,
+    MESSAGES_REPLAYED,
+    REQUEUED,
+    TIMED_OUT,
+    TRAFFIC,
+)
+from broker.kernel.statistics import NO_QUEUE, Statistics, TrafficSource
 from holdmq.errors import Code, RemoteError
+from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest
 from holdmq.wire.group_headers import GroupRequest, GroupSubscription, GroupUpdateRequest
 from holdmq.wire.header import rows
 from holdmq.wire.headers import PullQueue, PullRequest, TopicListRequest, TopicListResponse, TopicStats
+from holdmq.wire.move_headers import SendBackRequest, SentBack
 from holdmq.wire.offset_headers import TO_OFFSET, OffsetResetRequest
 from holdmq.wire.shared_headers import (
     SharedAckRequest,
@@ -34,10 +50,13 @@ from holdmq.wire.statistics_headers import (
     BacklogResponse,
     BacklogRow,
     CountsRow,
+    GroupTopicRow,
     StatisticsRequest,
     StatisticsResponse,
 )
 from holdmq.wire.topic_headers import TopicDeleteRequest
+
+BACK = (REQUEUED, TIMED_OUT, GIVEN_BACK)
 
 
 def tick(statistics: Statistics, now: float, step: int = 1) -> None:
@@ -57,13 +76,13 @@ def test_queues_count_in_their_topic_and_in_the_broker() -> None:
     put(statistics, "t", 0, 1)
     put(statistics, "t", 1, 2)
     put(statistics, "u", NO_QUEUE, 4)
-    assert statistics.topic_totals(["t", "x"]) == {"t": [3, 30, *[0] * 6], "x": [0] * 8}
+    assert statistics.topic_totals(["t", "x"]) == {"t": [3, 30, *[0] * (COLUMNS - 2)], "x": [0] * COLUMNS}
     tick(statistics, 1.0)
     put(statistics, "t", 0, 8)
     tick(statistics, 2.0)
     assert statistics.queues.recent(("t", 0)).minute[:2] == [9, 90]
     assert statistics.topics.recent("t").second[:2] == [8, 80]
-    assert statistics.topics.recent("t").day == [11, 110, 0, 0]
+    assert statistics.topics.recent("t").day[:4] == [11, 110, 0, 0]
     assert statistics.topics.recent("u").hour[0] == 4
     assert statistics.broker.recent("").total[:2] == [15, 150]
     assert ("u", NO_QUEUE) not in statistics.queues
@@ -84,7 +103,7 @@ def test_what_is_not_settled_yet_is_in_the_totals_and_is_not_lost_by_the_next_ti
     for second in (1.0, 2.0):
         for queue_id in range(3):
             put(statistics, "t", queue_id, 1)
-        statistics.of_group("g").messages_out += 1
+        statistics.of_group("g", "t").messages_out += 1
         statistics.tick(second)
         assert statistics.settle(1)
         assert statistics.topic_totals(["t"])["t"][0] == 3 * second
@@ -98,7 +117,7 @@ def test_what_is_not_settled_yet_is_in_the_totals_and_is_not_lost_by_the_next_ti
 def test_temporary_groups_count_together() -> None:
     statistics = Statistics()
     for name in ("a#tmp", "b#tmp"):
-        statistics.of_group(name).messages_out += 1
+        statistics.of_group(name, "t").messages_out += 1
     tick(statistics, 1.0)
     assert len(statistics.groups) == 1
     assert statistics.groups.recent("#tmp").total[2] == 2
@@ -109,10 +128,10 @@ def test_what_is_gone_leaves_no_counts() -> None:
     for _ in range(2):
         put(statistics, "t", 0, 1)
         put(statistics, "t", NO_QUEUE, 1)
-        statistics.of_group("g").messages_out += 1
+        statistics.of_group("g", "t").messages_out += 1
         tick(statistics, 1.0)
         put(statistics, "t", 0, 1)
-        statistics.of_group("g").messages_out += 1
+        statistics.of_group("g", "t").messages_out += 1
         statistics.forget_topic("t", 4)
         statistics.forget_group("g")
         tick(statistics, 2.0)
@@ -156,18 +175,98 @@ async def test_a_batch_counts_in_its_topic_queue_and_broker_with_its_latency(bro
     answer = await statistics_of(broker, queues=True)
     (topic,) = rows(CountsRow, answer.topics)
     assert (topic.name, topic.queue_id) == ("t", -1)
-    assert topic.total[:TRAFFIC] == topic.hour == topic.day == [2, size, 2, size]
+    assert topic.total[:TRAFFIC] == [2, size, 2, size]
+    assert topic.hour == topic.day == [topic.total[column] for column in LASTING]
     assert topic.total == topic.second == topic.minute
-    puts, put_us, gets, get_us = topic.total[TRAFFIC:]
+    puts, put_us, gets, get_us = topic.total[TRAFFIC : TRAFFIC + 4]
     assert (puts, gets) == (1, 1)
     assert put_us > 0
     assert get_us >= 0
     empty, full = rows(CountsRow, answer.queues)
-    assert (empty.queue_id, empty.day) == (0, [0] * TRAFFIC)
+    assert (empty.queue_id, empty.day) == (0, [0] * len(LASTING))
     assert (full.queue_id, full.day) == (1, topic.day)
     assert rows(CountsRow, answer.broker)[0].total == topic.total
     assert answer.covered_ms[0] == 1000
     assert len(answer.covered_ms) == 4
+
+
+async def test_what_spark_and_replays_read_is_counted_apart_from_what_consumers_pull(broker: Stack) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(3)))
+    await broker.pull(PullQueue("t", 0, 0, 2))
+    again = PullRequest([PullQueue("t", 0, 0, 0)], 1 << 20, is_replay=True)
+    await broker.client.call(RequestCode.PULL, again)
+    columns = PullColumnsRequest([ColumnQueue("t", 0, 0, 0, 3)], ["body"], 1 << 20)
+    await broker.client.call(RequestCode.PULL_COLUMNS, columns)
+    answer = await statistics_of(broker, sources=True)
+    (topic,) = rows(CountsRow, answer.topics)
+    (client,) = rows(CountsRow, answer.clients)
+    for counted in (topic, client):
+        assert (counted.total[MESSAGES_OUT], counted.total[MESSAGES_REPLAYED]) == (1, 6)
+        assert counted.total[BYTES_REPLAYED] == counted.total[BYTES_OUT] * 6 == counted.day[5]
+    assert (client.name, client.total[0], answer.users) == ("test", 3, [])
+    listed = await broker.client.call(RequestCode.TOPIC_LIST, TopicListRequest(False, ["t"]))
+    (stats,) = rows(TopicStats, listed.header(TopicListResponse).stats)
+    assert (stats.messages_out, stats.messages_replayed) == (1, 6)
+    numbers = broker.server.numbers()
+    assert (numbers["messages_out_total"], numbers["messages_replayed_total"]) == (1, 6)
+
+
+async def test_what_comes_back_from_consumers_is_counted_by_group_and_topic(
+    broker: Stack, join: Join
+) -> None:
+    await broker.create("t", 1)
+    await broker.create("u", 1)
+    member = await join(broker, "t", "u")
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(4)))
+    got = await member.pull(invisible_ms=100)
+    await member.nack(got[0], delay_ms=0)
+    await member.nack(got[1], delay_ms=20_000)
+    # The other two are late.
+    while broker.server.shared.core.counts.expired < 2:
+        await asyncio.sleep(0.01)
+    peer = await group_with(broker, "g2", "u", {0: 0})
+    await broker.produce("u", 0, (b"x", None))
+    back = SendBackRequest("g2", [SentBack("u", 0, broker.store.bounds("u", 0)[1] - 1, 0, 0)])
+    await broker.client.call(RequestCode.SEND_BACK, back)
+    answer = await statistics_of(broker, group_topics=True)
+    found = {(row.group, row.topic): row.total for row in rows(GroupTopicRow, answer.group_topics)}
+    assert found["g", "t"][MESSAGES_OUT] >= 4
+    assert [found["g", "t"][column] for column in BACK] == [4, 2, 2]
+    assert [found["g2", "u"][column] for column in BACK] == [1, 0, 1]
+    (total,) = rows(CountsRow, answer.broker)
+    assert [total.total[column] for column in BACK] == [5, 2, 3]
+    assert total.total[MESSAGES_OUT] == found["g", "t"][MESSAGES_OUT]
+    numbers = broker.server.numbers()
+    assert (numbers["messages_requeued_total"], numbers["messages_timed_out_total"]) == (5, 2)
+    await broker.client.call(RequestCode.TOPIC_DELETE, TopicDeleteRequest("t", True))
+    answer = await statistics_of(broker, group_topics=True)
+    assert [row.topic for row in rows(GroupTopicRow, answer.group_topics)] == ["u"]
+    await peer.client.close()
+
+
+async def test_a_message_that_is_given_up_is_not_requeued(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", retry_max_times=0))
+    member = await join(broker)
+    await broker.produce("t", 0, (b"x", None))
+    (got,) = await member.pull()
+    await member.nack(got, delay_ms=0)
+    answer = await statistics_of(broker, group_topics=True)
+    (row,) = rows(GroupTopicRow, answer.group_topics)
+    assert [row.total[column] for column in BACK] == [0, 0, 1]
+
+
+def test_sources_count_by_client_and_by_access_key_and_those_past_the_bound_together() -> None:
+    sources = iter([TrafficSource("a", "key"), TrafficSource("b", "key"), TrafficSource("c", "")])
+    statistics = Statistics(source_of=lambda _: next(sources))
+    statistics.clients.rows_max = 2
+    for _ in range(3):
+        statistics.of_connection(cast("Connection", None)).messages_in += 5
+    tick(statistics, 1.0, 10)
+    assert sum(statistics.clients.recent(name).total[0] for name in "abc") == 10
+    assert statistics.users.recent("key").total[0] == 10
+    assert statistics.numbers()["statistics_unnamed_total"] == 1
 
 
 async def test_the_list_of_topics_counts_up_to_this_moment(broker: Stack) -> None:
@@ -339,7 +438,7 @@ async def test_a_measurement_too_many_is_told_to_come_later(
 
 async def test_a_group_that_is_deleted_has_neither_counts_nor_backlog(broker: Stack) -> None:
     await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
-    broker.server.statistics.of_group("g").messages_out += 1
+    broker.server.statistics.of_group("g", "t").messages_out += 1
     assert (await statistics_of(broker)).groups
     await broker.client.call(RequestCode.GROUP_DELETE, GroupRequest("g"))
     assert not (await statistics_of(broker)).groups

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from command_line import Cli, process_runner, runner, small_stack
 from group_peer import GroupPeer
-from processes import Stack
+from processes import Stack, wait_until
 from shared_peer import SharedPeer
+
+from holdmq.client import Message, Producer, SharedConsumer, SharedMessage
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,37 @@ def test_a_reset_is_shown_before_it_is_done(cli: Cli, stack: Stack) -> None:
     assert [row["queue_id"] for row in only] == [0]
     back = parsed(cli, "group", "reset", "moved", "orders", "--to", "1d", "--yes")
     assert [row["after"] for row in back] == [0, 0]
+
+
+def test_what_a_group_takes_and_gives_back_is_shown_by_topic(stack: Stack, cli_process: Cli) -> None:
+    assert cli_process("topic", "create", "given-back", "--queues", "1").returncode == 0
+
+    async def consume() -> None:
+        handled = asyncio.Event()
+
+        async def refuse_once(message: SharedMessage) -> bool:
+            if message.reconsume_times:
+                handled.set()
+            return bool(message.reconsume_times)
+
+        async with (
+            Producer([stack.registry]) as producer,
+            SharedConsumer([stack.registry], "returning", ["given-back"], refuse_once),
+        ):
+            await producer.send(Message("given-back", b"x"))
+            await asyncio.wait_for(handled.wait(), 60)
+
+    asyncio.run(consume())
+
+    def counted() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(cli_process("group", "topics", "returning", "--json").stdout)
+        return found
+
+    wait_until(lambda: bool(counted()), "a tick of the broker's counts")
+    (row,) = counted()
+    assert (row["topic"], row["back"]) == ("given-back", {"requeued": 1, "timed_out": 0, "given_back": 1})
+    assert row["minute"]["messages_out"] > 0
+    assert "given-back" in cli_process("group", "topics", "returning").stdout
 
 
 def test_a_clone_begins_where_its_source_is(cli: Cli, stack: Stack) -> None:

@@ -84,6 +84,8 @@ def test_a_topic_is_replayed_from_a_time_and_sent_again(cli: Cli, stack: Stack) 
     shown = cli("message", "replay", "replayed", since).stdout.splitlines()
     assert [int(line.split()[2]) for line in shown] == list(range(40)), "one key, one queue, in order"
     assert len(cli("message", "replay", "replayed", "--from", "1h").stdout.splitlines()) == 43
+    (row,) = json.loads(cli("topic", "list", "--search", "replayed", "--json").stdout)
+    assert (row["messages_out"], row["messages_replayed"] >= 83) == (0, True)
     assert cli("message", "replay", "replayed", "--from", "1h", "--until", "30m").stdout == ""
     done = cli("message", "replay", "replayed", since, "--tag", "1/#", "--to", "again")
     assert done.stdout == "20 messages of replayed were sent to again\n"

@@ -229,6 +229,7 @@ def test_without_a_registry_it_fails_in_a_sentence(cli: Cli) -> None:
 
 def test_a_broker_that_does_not_answer_is_a_line_and_long_tables_say_what_they_left_out() -> None:
     rates = {"messages_in": 1.5, "bytes_in": 2048.0, "messages_out": 1234.0, "bytes_out": 0.0}
+    rates |= {"messages_replayed": 7000.0, "bytes_replayed": 0.0}
     topic = {"put_ms": 0.5, "get_ms": None, **dict.fromkeys(("second", "minute", "hour", "day"), rates)}
     view = {
         "at_ms": 0,
@@ -247,7 +248,7 @@ def test_a_broker_that_does_not_answer_is_a_line_and_long_tables_say_what_they_l
     text = console.export_text()
     assert "b-1: no answer" in text
     assert "… 3 more" in text
-    assert re.search(r"t0 +1\.5 +1\.5 +1\.5 +1\.5 +2\.0 KiB +1,234 +0\.50 ms", text)
+    assert re.search(r"t0 +1\.5 +1\.5 +1\.5 +1\.5 +2\.0 KiB +1,234 +7,000 +0\.50 ms", text)
     assert re.search(r"0{19}7 +b-0 +1\.0 MiB +0 B +3", text)
     assert rows_for(100, view) == (100 - 1 - 1 - 12) // 4
     assert rows_for(10, view) == ROWS_MIN

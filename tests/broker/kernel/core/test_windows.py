@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.kernel.core.windows import COLUMNS, DAY, HOUR, MINUTE, NOTHING, ROW_BYTES, TRAFFIC, Windows
+from broker.kernel.core.windows import COLUMNS, DAY, HOUR, LASTING, MINUTE, NOTHING, ROW_BYTES, Windows
 
 Tick = tuple[float, list[tuple[str, int]]]
 
@@ -65,7 +65,8 @@ def test_windows_hold_what_happened_in_them_and_nothing_else(
             assert recent.total[0] == sum(n for _, c in ticks for name, n in c if name == key)
             assert recent.second[0] == sum(n for name, n in counted if name == key)
             for found, layout in ((recent.minute, MINUTE), (recent.hour, HOUR), (recent.day, DAY)):
-                assert found == [expected(ticks, key, layout) * (i + 1) for i in range(len(found))]
+                columns = range(COLUMNS) if layout is MINUTE else LASTING
+                assert found == [expected(ticks, key, layout) * (i + 1) for i in columns]
         second, minute, hour, day = windows.covered_ms()
         assert second == pytest.approx(gap * 1e3, abs=2)
         for covered, (slot_s, slots) in ((minute, MINUTE), (hour, HOUR), (day, DAY)):
@@ -78,7 +79,7 @@ def test_what_nobody_counted_is_nothing() -> None:
     windows: Windows[str] = Windows(10, 0.0)
     assert windows.recent("a") == NOTHING
     assert windows.total("a") == [0] * COLUMNS
-    assert len(windows.recent("a").day) == TRAFFIC
+    assert len(windows.recent("a").day) == len(LASTING)
 
 
 def test_keys_beyond_the_bound_are_counted_as_unnamed_and_take_nobodys_row() -> None:
@@ -88,7 +89,7 @@ def test_keys_beyond_the_bound_are_counted_as_unnamed_and_take_nobodys_row() -> 
     assert [windows.total(key)[0] for key in range(103)] == [*range(100), 0, 0, 0]
     windows.forget(7)
     tick(windows, [102], deltas(5), 2.0)
-    assert windows.recent(102).day == windows.recent(102).total[:TRAFFIC] == [5, 10, 15, 20]
+    assert windows.recent(102).day == [5, 10, 15, 20, 45, 50]
     assert windows.total(7)[0] == 0
 
 
