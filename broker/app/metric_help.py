@@ -339,6 +339,8 @@ REPLICATION: Final = {
     "is_whole": "1 when this copy surely has all that it has acknowledged; only then may it lead.",
     "epoch": "The shard's epoch, as it was read last.",
     "in_sync": "Replicas that have all that is confirmed, as was read last.",
+    "format_level": "Up to which level the log may hold what releases have added, as was read last.",
+    "is_outdated": "1 when this replica's release cannot read that level: it neither leads nor follows.",
     "is_leaderless": "1 when nobody leads, or the leader may not serve, for longer than a failover takes.",
     "position": "The end of this copy's log.",
     "confirmed_position": "Up to where it is confirmed.",

@@ -145,6 +145,8 @@ class ReplicaProcess:
             if core.state is not None and self.agent.replica in core.state.in_sync:
                 return True, f"it has what {core.leader} has"
             return False, f"it catches up with {core.leader}"
+        if core.outdated:
+            return False, core.outdated
         return False, f"it is {core.role.value}"
 
     def _leading_state(self, core: Replica, leading: Leading) -> tuple[bool, str]:

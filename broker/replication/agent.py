@@ -113,6 +113,7 @@ class ReplicaAgent:
         self._role: ReplicaRole | None = None
         self._random = SystemRandom()
         self._unreadable, self._unheld = RecurringFault(), RecurringFault()
+        self._outdated, self._older = RecurringFault(), RecurringFault()
         self.failovers = 0
         self.bytes_copied = self.bytes_served = 0
 
@@ -260,6 +261,8 @@ class ReplicaAgent:
             "is_whole": int(view.is_whole),
             "epoch": 0 if state is None else state.epoch,
             "in_sync": 0 if state is None else len(state.in_sync),
+            "format_level": 0 if state is None else state.format_level,
+            "is_outdated": int(bool(core.outdated)),
             "is_leaderless": int(core.is_leaderless(now)),
             "position": view.appended,
             "confirmed_position": view.confirmed,
@@ -453,13 +456,18 @@ class ReplicaAgent:
         try:
             snapshot: ShardSnapshot | None = await self._coordinator.read()
         except HoldMQError as error:
-            self._failed_again(self._unreadable, "the shard's state cannot be read", error)
+            self._failed_again(self._unreadable, "the shard's state cannot be read", str(error))
             snapshot = None
         else:
             self._is_over(self._unreadable, "the shard's state can be read again")
-        assert self._core is not None
+        core = self._core
+        assert core is not None
         self._log_moved()
-        self._do(self._core.was_read(boot_time(), snapshot))
+        self._do(core.was_read(boot_time(), snapshot))
+        if core.outdated:
+            self._failed_again(self._outdated, "this replica is of an older release", core.outdated)
+        else:
+            self._is_over(self._outdated, "this release can be a replica")
 
     async def _propose(self, version: int, state: ShardState) -> None:
         is_known = True
@@ -470,7 +478,13 @@ class ReplicaAgent:
             found, is_known = None, False
         else:
             if found is not None:
-                log.info("the shard's state", epoch=state.epoch, leader=state.leader, in_sync=state.in_sync)
+                log.info(
+                    "the shard's state",
+                    epoch=state.epoch,
+                    leader=state.leader,
+                    in_sync=state.in_sync,
+                    format_level=state.format_level,
+                )
         assert self._core is not None
         self._do(self._core.was_proposed(boot_time(), state, found, is_known))
 
@@ -480,7 +494,7 @@ class ReplicaAgent:
             try:
                 acquisition = await self._coordinator.hold(self._settings.ttl_s) or ""
             except HoldMQError as error:
-                self._failed_again(self._unheld, "the lease of the lead has no answer", error)
+                self._failed_again(self._unheld, "the lease of the lead has no answer", str(error))
                 acquisition = ""
             else:
                 self._is_over(self._unheld, "the lease of the lead has answers again")
@@ -498,12 +512,12 @@ class ReplicaAgent:
             except HoldMQError as error:
                 log.warning("the lease of the lead ends by itself", replica=self.replica, reason=str(error))
 
-    def _failed_again(self, fault: RecurringFault, what: str, error: HoldMQError) -> None:
+    def _failed_again(self, fault: RecurringFault, what: str, reason: str) -> None:
         """Log an attempt that failed, unless the one before did a moment ago."""
         news = fault.failed(boot_time())
         if news is not None:
             for_s = round(news.lasted_s, 1)
-            log.warning(what, replica=self.replica, reason=str(error), failures=news.failures, for_s=for_s)
+            log.warning(what, replica=self.replica, reason=reason, failures=news.failures, for_s=for_s)
 
     def _is_over(self, fault: RecurringFault, what: str) -> None:
         """Log an attempt that succeeded, if the one before failed."""
@@ -549,6 +563,9 @@ class ReplicaAgent:
             return Refused(0, ""), {}
         answer, actions = core.hello(boot_time(), peer, hello)
         self._do(actions)
+        if isinstance(answer, Refused) and answer.needs:
+            reason = f"{peer} reads format level {hello.format_level}; upgrade it to {answer.needs} or newer"
+            self._failed_again(self._older, "a replica of an older release is refused", reason)
         ends: QueueEnds = {}
         if isinstance(answer, CopyWelcome) and self._log is not None:
             is_other = hello.store_id != answer.store_id
@@ -676,5 +693,5 @@ def refusal_of(refused: Refused) -> RemoteError:
     return RemoteError(
         Code.NOT_LEADER,
         f"this replica does not lead the shard; {who} in epoch {refused.epoch}",
-        {"epoch": refused.epoch, "leader": refused.leader},
+        {"epoch": refused.epoch, "leader": refused.leader, "needs": refused.needs},
     )

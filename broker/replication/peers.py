@@ -151,7 +151,8 @@ def _answer(code: RequestCode, reply: Reply | HoldMQError) -> PeerAnswer:
     """What a reply is to the core."""
     if isinstance(reply, RemoteError) and reply.code == Code.NOT_LEADER:
         epoch, leader = reply.ext_fields.get("epoch", 0), reply.ext_fields.get("leader", "")
-        return PeerAnswer(Refused(epoch if isinstance(epoch, int) else 0, str(leader)))
+        needs = reply.ext_fields.get("needs", "")
+        return PeerAnswer(Refused(epoch if isinstance(epoch, int) else 0, str(leader), str(needs)))
     if isinstance(reply, HoldMQError):
         return PeerAnswer(None)
     try:

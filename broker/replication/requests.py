@@ -186,6 +186,9 @@ class ReplicaRequests(RequestFamily):
             raise RemoteError(
                 Code.NOT_PERMITTED, "promoting gives up what other replicas have and this one lacks: say so"
             )
+        core = self._agent.core
+        if core is not None and core.outdated:
+            raise RemoteError(Code.VERSION_UNSUPPORTED, core.outdated)
         end = self._agent.promote()
         if end < 0:
             raise RemoteError(Code.BUSY, "the log is being changed", {"retry_after_ms": 1000})

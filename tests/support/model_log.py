@@ -15,11 +15,12 @@ from storage.api.replication import Epoch
 
 
 class Produced(NamedTuple):
-    """A record: which producer sent it, its sequence, and the epoch in which it was appended."""
+    """A record: which producer sent it, its sequence, the epoch in which it was appended, and its level."""
 
     producer: int
     sequence: int
     epoch: int
+    level: int = 1
 
 
 @dataclass

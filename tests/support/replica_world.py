@@ -37,6 +37,7 @@ from broker.replication.core.actions import (
     TakeBytes,
     Trust,
 )
+from broker.replication.core.levels import LEVELS
 from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome
 from broker.replication.core.replica import Replica, ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
@@ -316,6 +317,9 @@ class Process:
             case TakeBytes(position):
                 if position != self.log.appended_end:
                     raise Violation(f"{name} appends at {position}, its log ends at {self.log.appended_end}")
+                highest = self.machine.levels[-1].level
+                if any(record.level > highest for record in self._data):
+                    raise Violation(f"{name} takes records above its level {highest}")
                 self.log.append(self._data)
             case ConfirmTo(limit):
                 self._confirm(limit)
@@ -372,6 +376,9 @@ class Process:
             done(True)
 
     def _serve(self, epoch: int) -> None:
+        highest = self.machine.levels[-1].level
+        if any(record.level > highest for record in self.log.platter.records):
+            raise Violation(f"{self.machine.name} leads with records above its level {highest}")
         self.world.history.serves_from(self.machine.name, epoch, self.log.confirmed)
         self.world.served_at = self.world.now
         self._rebuild_windows()
@@ -416,7 +423,7 @@ class Process:
             self.do(self.core.log_moved(self.now, self.log.view()))
             done(False)
             return
-        record = Produced(producer, sequence, leading.epoch)
+        record = Produced(producer, sequence, leading.epoch, leading.format_level)
         position = self.log.appended_end
         self.windows[producer] = (sequence, position)
         self.waiting.append((position, record, done))
@@ -471,6 +478,8 @@ class Machine:
         self.platter = Platter(world.new_store_id())
         self.process: Process | None = None
         self.backups: list[Platter] = []
+        self.levels = LEVELS
+        """What the release that is installed there can read."""
 
     def clock(self) -> float:
         """Its clock, in seconds."""
@@ -530,7 +539,8 @@ class World:
 
     def make_replica(self, name: str, log: ModelLog) -> Replica:
         """A replica's core."""
-        return self.replica_class(self.settings, name, self.names, log.view(), lambda: next(self._sessions))
+        settings = self.settings._replace(levels=self.machines[name].levels)
+        return self.replica_class(settings, name, self.names, log.view(), lambda: next(self._sessions))
 
     def delay(self) -> float:
         """How long a message is under way."""

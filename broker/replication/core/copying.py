@@ -46,6 +46,8 @@ class Copying:
         self.leader = leader
         self.epoch = epoch
         self.ended_why = ""
+        self.needs = ""
+        """The first release that the leader asks for, as this one cannot read its log."""
         self.take_over = False
         self.is_fetching = False
         self._settings = settings
@@ -190,6 +192,7 @@ class Copying:
     def refused(self, refused: Refused) -> list[Action]:
         """Note that the replica does not lead, or does not know this session."""
         self.ended_why = f"{self.leader} refuses: its epoch is {refused.epoch}"
+        self.needs = refused.needs
         return [ReadState()]
 
     def unanswered(self) -> list[Action]:

@@ -7,6 +7,7 @@ The lease guards only what leaves without a write.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.replication.core.actions import (
@@ -26,6 +27,7 @@ from broker.replication.core.actions import (
 from broker.replication.core.copies import CopyProgress, HeldFetch
 from broker.replication.core.in_sync_set import InSyncSet
 from broker.replication.core.lease import LeadLease
+from broker.replication.core.levels import release_of
 from broker.replication.core.log_view import LogView
 from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome, FetchGrant, Refused
 from broker.replication.core.prefix import common_prefix
@@ -85,6 +87,11 @@ class Leading:
         self._offer_pause_s = 0.0
         self._given_up = ""
 
+    @property
+    def format_level(self) -> int:
+        """The level up to which this leader may write: all members can read it, and S says so."""
+        return self.membership.state.format_level
+
     # What others ask
 
     def hello(self, now: float, peer: str, hello: CopyHello) -> tuple[CopyWelcome | Refused, list[Action]]:
@@ -98,6 +105,8 @@ class Leading:
         is_same = hello.store_id == log.store_id
         if is_same and hello.confirmed > common.end:
             return self._refused(), self._doubt("a copy knows records as confirmed that this log lacks")
+        if hello.format_level < self.format_level:
+            return self._refused(release_of(self._settings.levels, self.format_level)), []
         before = self.copies.get(peer)
         level_at = self._began_at if before is None else before.level_at
         self.copies[peer] = CopyProgress(
@@ -139,8 +148,8 @@ class Leading:
         self._log = log._replace(confirmed=max(log.confirmed, self._log.confirmed))
         return self._advance(now)
 
-    def _refused(self) -> Refused:
-        return Refused(self.epoch, "" if self.ended_why else self._replica)
+    def _refused(self, needs: str = "") -> Refused:
+        return Refused(self.epoch, "" if self.ended_why else self._replica, needs)
 
     def _grant(self, copy: CopyProgress, held: HeldFetch, is_empty: bool = False) -> AnswerFetch:
         position = held.fetch.position
@@ -199,9 +208,9 @@ class Leading:
 
     def _advance(self, now: float) -> list[Action]:
         """Confirm, serve and answer what can be."""
-        actions: list[Action] = []
         if self.ended_why:
-            return actions
+            return []
+        actions = self._part_from_older()
         everywhere = self._everywhere()
         if self._rebuild_from is None and self.has_enough and everywhere >= self.start:
             if everywhere > self._log.confirmed:
@@ -227,6 +236,15 @@ class Leading:
                 actions.append(self._grant(copy, held))
         if self.switching_to and not self.has_handed_over:
             actions += self._hand_over()
+        return actions
+
+    def _part_from_older(self) -> list[Action]:
+        """End the sessions of copies that cannot read what may be written from now on: no member is one."""
+        actions: list[Action] = []
+        for copy in [copy for copy in self.copies.values() if copy.format_level < self.format_level]:
+            del self.copies[copy.peer]
+            if copy.held is not None:
+                actions.append(self._grant(copy, copy.held, is_empty=True))
         return actions
 
     def _admit(self, now: float) -> list[Action]:
@@ -372,12 +390,7 @@ class Leading:
         if now - self._noted_at >= settings.renew_s or in_sync != list(state.in_sync):
             self._noted_at = now
             confirmed = max(confirmed, self._log.confirmed)
-        levels = [settings.format_level]
-        for member in in_sync:
-            if member != self._replica:
-                copy_of = self.copies.get(member)
-                levels.append(0 if copy_of is None else copy_of.format_level)
-        level = max(state.format_level, min(levels))
+        level = self._level(now, in_sync)
         return ShardState(self.epoch, self._replica, tuple(in_sync), level, confirmed)
 
     def waits_s(self, now: float) -> float:
@@ -394,6 +407,22 @@ class Leading:
             for member in self.membership.state.in_sync
             if member == self._replica or not self._is_behind(member, now)
         )
+
+    def _level(self, now: float, in_sync: Sequence[str]) -> int:
+        """The level that S should have: what every member can read, and whoever follows, never less than now.
+
+        A leader alone, or a member that has not said what it reads, leaves it as it is.
+        """
+        level = self.format_level
+        members = [member for member in in_sync if member != self._replica]
+        if len(in_sync) < self._settings.min_in_sync or not self.copies.keys() >= set(members):
+            return level
+        readers = [
+            copy.format_level
+            for copy in self.copies.values()
+            if copy.peer in members or not copy.is_behind(now, self._settings.lag_s)
+        ]
+        return max(level, min([self._settings.format_level, *readers]))
 
     def _is_behind(self, member: str, now: float) -> bool:
         copy = self.copies.get(member)

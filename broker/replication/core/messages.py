@@ -73,11 +73,13 @@ class FetchGrant(NamedTuple):
 class Refused(NamedTuple):
     """The answer of somebody who is not the leader of that epoch, or does not know the session any more.
 
-    `epoch` is the highest that it knows, `leader` who leads in it ("" = it does not know).
+    `epoch` is the highest that it knows, `leader` who leads in it ("" = it does not know). `needs`: the first
+    release that can read what the shard's log may hold, said to a copy that cannot ("" = it can).
     """
 
     epoch: int
     leader: str
+    needs: str = ""
 
 
 class CopyQuestion(NamedTuple):

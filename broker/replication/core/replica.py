@@ -83,6 +83,8 @@ class Replica:
         self.leading: Leading | None = None
         self.copying: Copying | None = None
         self.lease = LeadLease(settings)
+        self.outdated = ""
+        """Why this release can be no replica of the shard any more, and which one can; "" = it can."""
         self._settings = settings
         self._replica = replica
         self._replicas = tuple(replicas)
@@ -187,7 +189,9 @@ class Replica:
         if self.role is ReplicaRole.CAMPAIGNING and now >= self._campaign_ends_at and not self._is_proposing:
             actions += self._give_up_campaign(now)
         # While nobody holds L, or nobody is followed, S is looked at more often.
-        is_idle = self.role is ReplicaRole.WAITING or (self._free_since is not None and self.leading is None)
+        is_idle = not self.outdated and (
+            self.role is ReplicaRole.WAITING or (self._free_since is not None and self.leading is None)
+        )
         if now >= self._read_at + (self._settings.look_s if is_idle else self._settings.read_s):
             actions.append(ReadState())
         return self._done(now, actions)
@@ -254,8 +258,22 @@ class Replica:
 
     def _note(self, state: ShardState | None) -> None:
         self.state = state
-        if state is not None:
-            self._highest_epoch = max(self._highest_epoch, state.epoch)
+        if state is None:
+            return
+        self._highest_epoch = max(self._highest_epoch, state.epoch)
+        if state.format_level <= self._settings.format_level:
+            self.outdated = ""
+        elif not self.outdated:
+            self._note_outdated(state, "")
+
+    def _note_outdated(self, state: ShardState, release: str) -> None:
+        """Say what this release lacks; `release` is the first that has it, "" = nobody has said."""
+        needed = f"HoldMQ {release} or newer" if release else f"the release that {state.leader} runs"
+        self.outdated = (
+            f"the shard's log may hold what format level {state.format_level} has added, and this release "
+            f"reads level {self._settings.format_level}: it can neither lead nor follow; upgrade this "
+            f"replica to {needed}"
+        )
 
     def was_held(self, now: float, sent_at: float, acquisition: str) -> list[Action]:
         """L was asked for by a call sent at `sent_at`; "" = not held, or not answered.
@@ -301,7 +319,7 @@ class Replica:
         state = snapshot.state
         if self._is_changing_log:
             return []
-        if self._accepts_loss:
+        if self._accepts_loss and not self.outdated:
             self.copying = None
             return self._stand(now, snapshot) if self.log.is_settled else []
         if state is None:
@@ -317,6 +335,9 @@ class Replica:
             self.copying = None
             self.role = ReplicaRole.WAITING
             return []
+        if self.outdated and self.copying is not None and self.copying.is_fetching:
+            self.copying = None
+            self.role = ReplicaRole.WAITING
         if self._must_stand(now, state):
             return self._stand(now, snapshot)
         if state.leader == self._replica:
@@ -344,7 +365,7 @@ class Replica:
 
     def _must_stand(self, now: float, state: ShardState) -> bool:
         """Whether this replica is to win the lead: it is a member and intact, and nobody holds L."""
-        if self._replica not in state.in_sync or not self.log.is_whole or self.log.is_stuck:
+        if self._replica not in state.in_sync or not self.log.is_whole or self.log.is_stuck or self.outdated:
             return False
         if self.log.written < state.confirmed:
             return False
@@ -370,6 +391,8 @@ class Replica:
         state = snapshot.state
         if not self._acquisition or self._is_proposing:
             return []
+        if self.outdated:
+            return self._give_up_campaign(now)
         wanted = self._wanted
         if wanted is not None and state == wanted:
             return self._won(now, wanted, snapshot.version)
@@ -384,9 +407,7 @@ class Replica:
             return self._give_up_campaign(now)
         highest = max(self._highest_epoch, self.log.last_epoch)
         if self._accepts_loss or state is None:
-            self._wanted = ShardState(
-                highest + 1, self._replica, (self._replica,), self._settings.format_level, 0
-            )
+            self._wanted = ShardState(highest + 1, self._replica, (self._replica,), self._first_level(), 0)
         else:
             in_sync = tuple(
                 member
@@ -399,6 +420,13 @@ class Replica:
         self._wanted_version = snapshot.version
         self._is_proposing = True
         return [Propose(snapshot.version, self._wanted)]
+
+    def _first_level(self) -> int:
+        """The level of a lead that follows no other one: what this log may hold."""
+        if self.state is not None:
+            return self.state.format_level
+        levels = self._settings.levels
+        return levels[-1].level if self.log.written else levels[0].level
 
     def _give_up_campaign(self, now: float) -> list[Action]:
         self.role = ReplicaRole.WAITING
@@ -529,7 +557,7 @@ class Replica:
 
     def promote(self, now: float) -> list[Action]:
         """Lead whatever may be lost: an operator has said so."""
-        if self.role in (ReplicaRole.LEADING, ReplicaRole.PROMOTING, ReplicaRole.ENDED):
+        if self.outdated or self.role in (ReplicaRole.LEADING, ReplicaRole.PROMOTING, ReplicaRole.ENDED):
             return []
         self._accepts_loss = True
         return self._done(now, [ReadState()])
@@ -552,6 +580,10 @@ class Replica:
             self.copying = None
             self.role = ReplicaRole.WAITING
             self._rests_until = now + self._settings.look_s
+            if copying.needs and self.state is not None:
+                self._note_outdated(self.state, copying.needs)
+            if self.outdated:
+                self._rests_until = now + self._settings.read_s
         sent: list[Action] = []
         for action in actions:
             if isinstance(action, ReadState):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from broker.replication.core.levels import LEVELS, FormatLevel
+
 
 class ReplicaSettings(NamedTuple):
     """`min_in_sync`: members below which nothing is acknowledged.
@@ -15,7 +17,7 @@ class ReplicaSettings(NamedTuple):
     each `look_s` while there is nobody to follow, and at once when it is known to have changed. Members
     campaign `stagger_s` after each other, so that one of them is first. A switch-over is given up after
     `switch_s`. A leader that nobody follows leaves the lease to others for `offer_s`: longer than they take
-    to see that it is free.
+    to see that it is free. `levels` are those that this release can read, ascending.
     """
 
     min_in_sync: int
@@ -30,4 +32,9 @@ class ReplicaSettings(NamedTuple):
     look_s: float = 0.05
     switch_s: float = 1.0
     offer_s: float = 1.5
-    format_level: int = 1
+    levels: tuple[FormatLevel, ...] = LEVELS
+
+    @property
+    def format_level(self) -> int:
+        """The highest level that this release can."""
+        return self.levels[-1].level
