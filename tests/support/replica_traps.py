@@ -262,6 +262,12 @@ def _lease_for_ever(self: LeadLease, now: float) -> bool:
     return self.valid_until > float("-inf")
 
 
+def _owned_for_ever(self: Replica, now: float) -> float:
+    leading = self.leading
+    is_open = leading is not None and leading.is_serving and self.lease.valid_until > float("-inf")
+    return 1.0 if is_open else 0.0
+
+
 def _goes_on_after_restart(self: Replica, now: float, snapshot: ShardSnapshot) -> list[Action]:
     """A restarted leader goes on in the epoch that it led."""
     state = snapshot.state
@@ -341,7 +347,7 @@ TRAPS: dict[str, Trap] = {
         [(Leading, "_advance", _opens_at_once)], ("kill the leader", "partition", "pause the leader")
     ),
     "nobody looks at the lease": Trap(
-        [(LeadLease, "is_valid", _lease_for_ever)],
+        [(LeadLease, "is_valid", _lease_for_ever), (Replica, "owned_for_s", _owned_for_ever)],
         ("pause the leader", "the leader cut from the coordinator", "partition"),
     ),
     "a stale read counts": Trap([(Leading, "was_read", _any_read)], scenario=late_read),
