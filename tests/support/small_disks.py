@@ -28,16 +28,17 @@ class SmallDisk:
         self.path.mkdir()
         _run("mount", "-t", "tmpfs", "-o", f"size={self._size_bytes},mode=755", "holdmq-test", str(self.path))
 
-    def fill(self) -> None:
-        """Take all the room that is left."""
+    def fill(self, left_bytes: int = 0) -> None:
+        """Take all the room that is left, but so much of it."""
         with (self.path / BALLAST).open("wb") as file:
             while True:
                 stats = os.statvfs(self.path)
-                if not stats.f_bavail:
+                free = stats.f_bavail * stats.f_frsize
+                if free <= left_bytes:
                     return
                 size = file.seek(0, os.SEEK_END)
                 try:
-                    os.posix_fallocate(file.fileno(), size, stats.f_bavail * stats.f_frsize)
+                    os.posix_fallocate(file.fileno(), size, free - left_bytes)
                 except OSError as error:
                     # Another one took some of it meanwhile.
                     if error.errno != errno.ENOSPC:

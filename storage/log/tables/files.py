@@ -14,6 +14,7 @@ touches the database's bytes; what is done to whole files goes through the disk.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ MAP_BYTES: Final = 64 << 20
 """The database's first size limit; it is doubled whenever it is reached, and disk is used as needed."""
 COPY_BYTES: Final = 4 << 20
 """One read of a snapshot that is put in the database's place."""
+FULL_BYTES: Final = 1 << 20
+"""With less room an input/output error is the disk's being full: a transaction may need as much."""
 READERS_MAX: Final = 512
 """Threads that may read at a time: LMDB has a slot for each."""
 META: Final = b"\0applied"
@@ -67,8 +70,13 @@ def failure_of(error: lmdb.Error, operation: str, path: Path) -> StorageError:
     """What an error of LMDB means for the store."""
     reason = f"LMDB: {error}"
     if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
-        return StoreFullError(reason, operation=operation, path=str(path), hint=FULL_HINT)
+        return full_failure(reason, operation, path)
     return StoreReadOnlyError(reason, operation=operation, path=str(path), hint=READ_ONLY_HINT)
+
+
+def full_failure(reason: str, operation: str, path: Path) -> StoreFullError:
+    """What it means for the store that there is no room: service resumes by itself."""
+    return StoreFullError(reason, operation=operation, path=str(path), hint=FULL_HINT)
 
 
 def save_copied(disk: Disk, directory: Path, snapshot: TableSnapshot) -> None:
@@ -335,10 +343,21 @@ class TableFiles:
             except lmdb.MapFullError:
                 self._grow()
             except lmdb.Error as error:
-                raise failure_of(error, "write", self._current) from error
+                raise self._write_failure(error) from error
             else:
                 self.applied = applied
                 return
+
+    def _write_failure(self, error: lmdb.Error) -> StorageError:
+        # The write with which a disk fills is a short one, which LMDB calls an input/output error.
+        if os.strerror(errno.EIO) in str(error):
+            try:
+                free = self._disk.space(self.directory).free
+            except OSError:
+                free = FULL_BYTES
+            if free < FULL_BYTES:
+                return full_failure(f"LMDB: {error}, on a full disk", "write", self._current)
+        return failure_of(error, "write", self._current)
 
     def _apply(self, changes: Sequence[RowChanged], applied: Applied) -> None:
         sizes = dict(self._sizes)

@@ -19,9 +19,11 @@ from any_disk import ANY_DISK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from killed_program import said_until_killed
+from small_disks import small_disk
 
 from holdmq.config.model import StorageSection
-from holdmq.errors import RecordError, StorageError
+from holdmq.errors import RecordError, StorageError, StoreFullError
+from holdmq.files.disk import RealDisk
 from holdmq.record.codec import encode_record
 from storage.api.tables import END_OF_WALK, STOP, TAKE, Judged, KeyChange, RowChanged, TableSize
 from storage.api.timer import DelayedRecord
@@ -377,6 +379,24 @@ def test_a_full_disk_under_the_database_is_waited_for(t: Tabled, monkeypatch: py
     monkeypatch.setattr(table_files.TableFiles, "_apply", whole)
     t.applied()
     assert t.content() == {"a": b"1"}
+
+
+def test_the_write_that_fills_a_disk_is_waited_for_as_well(tmp_path: Path) -> None:
+    """It is a short write, which LMDB calls an input/output error."""
+    rows = [RowChanged(T, b"k%d" % number, b"v" * 4000, 1) for number in range(200)]
+    with small_disk(tmp_path / "small", 4 * MIB) as disk:
+        files = table_files.TableFiles(RealDisk(), disk.path / "tables")
+        files.open()
+        files.apply(rows[:1], table_files.Applied(1, 1))
+        for left in (0, 40_000, 100_000):
+            disk.fill(left)
+            with pytest.raises(StoreFullError, match="LMDB"):
+                files.apply(rows, table_files.Applied(2, 1))
+            disk.give_back()
+        files.apply(rows, table_files.Applied(2, 1))
+        found = files.get_many(T, [row.key for row in rows])
+        assert [row and row.value for row in found] == [b"v" * 4000] * len(rows)
+        files.close()
 
 
 def test_closed_tables_say_so(t: Tabled) -> None:
