@@ -65,6 +65,14 @@ class Queue:
         else:
             self.chunks[self.head - 1] = _GONE
 
+    def copy(self) -> Queue:
+        """Return the queue as it is in memory now, for another thread than the one that changes it."""
+        chunks = [chunk for chunk in list(self.chunks) if chunk is not _GONE]
+        end = chunks[-1].base_offset + chunks[-1].size if chunks else self.confirmed
+        copied = Queue(self.topic, self.queue_id, self.first_offset, end)
+        copied.chunks = chunks
+        return copied
+
     @property
     def memory_offset(self) -> int:
         """The first offset in memory; `confirmed` when none is."""

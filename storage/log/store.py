@@ -682,6 +682,14 @@ class LogStore:
                 ReadStatus.BEHIND, queue.first_offset, queue.first_offset, queue.confirmed
             )
         assert read is not None
+        if read.status is ReadStatus.FOUND and read.next_offset == offset:
+            # Confirmed, and not in the consume queue's file yet: until it is, memory keeps it.
+            newest = read_memory(queue.copy(), offset, max_bytes, max_count, wanted)
+            if newest is not None:
+                return newest
+            read = self._reader.read_queue(
+                queue, offset, max_bytes, max_count, wanted, self.confirmed_position
+            )
         return read
 
     def _behind(self, queue: Queue, offset: int) -> None:
