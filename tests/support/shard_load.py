@@ -85,8 +85,8 @@ class Clients(threading.Thread):
         self.read: dict[str, dict[Place, bytes]] = {TOPIC: {}, "devices": {}}
         self.consumed: dict[int, list[int]] = defaultdict(list)
         """Offsets in the order in which the ordered group's handlers got them, by queue."""
-        self.acknowledged: dict[Place, float] = {}
-        """When (the loop's time) the shared group's acknowledgement of a message was answered."""
+        self.acknowledged: dict[Place, tuple[float, SharedMessage]] = {}
+        """When (the loop's time) the shared group's acknowledgement of a message was answered, and which."""
         self.errors: list[str] = []
         self._registry = registry
         self._ordered: list[Consumer] = []
@@ -177,11 +177,17 @@ class Clients(threading.Thread):
                     continue  # some of them come again
                 at = asyncio.get_running_loop().time()
                 for message in found:
-                    self.acknowledged.setdefault((message.queue_id, message.queue_offset), at)
+                    place = message.queue_id, message.queue_offset
+                    self.acknowledged.setdefault(place, (at, message))
 
     def _was_shared(self, found: list[SharedMessage]) -> None:
         """What was acknowledged is handed out no more; an earlier leader may have done so before."""
         for message in found:
-            acknowledged_at = self.acknowledged.get((message.queue_id, message.queue_offset))
-            if acknowledged_at is not None and message.deadline - INVISIBLE_S > acknowledged_at:
-                self.errors.append(f"handed out again, though acknowledged: {message}")
+            place = message.queue_id, message.queue_offset
+            at, before = self.acknowledged.get(place, (float("inf"), message))
+            came_at = message.deadline - INVISIBLE_S
+            if came_at > at:
+                self.errors.append(
+                    f"{place} was acknowledged at {at:.3f} under {before.receipt}, and handed out again at "
+                    f"{came_at:.3f} under {message.receipt}"
+                )
