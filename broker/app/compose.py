@@ -24,6 +24,7 @@ from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
 from broker.app.topic_lists import TopicLists
 from broker.app.topic_readers import TopicReaderList
+from broker.bans.requests import BanTable
 from broker.gateways.requests import GatewayRequests
 from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
@@ -196,6 +197,7 @@ class Broker:
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
         )
         self.retained = Retained(store, topics, settings, record_max_bytes, clock_ms)
+        self.bans = BanTable(store, topics, connections, settings.bans_max, clock_ms)
         self.tables = TableRequests(store, table, self.statistics, record_max_bytes)
 
         self.backlogs = Backlogs(store, self.groups, self.shared)
@@ -229,7 +231,7 @@ class Broker:
             ColumnPulls(store, table, self.statistics, readers, next_reads),
             Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
-            GatewayRequests(connections),
+            GatewayRequests(connections), self.bans,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}
@@ -292,6 +294,7 @@ class Broker:
         self.alarms.start()
         self.sessions.start()
         self.retained.start()
+        self.bans.start()
         self.groups.start()
         self.shared.start()
         if self.share is not None:

@@ -32,7 +32,7 @@ from storage.api.log_order import LogOrder
 
 EXPIRE_INTERVAL_S: Final = 60.0
 TABLES_OPEN_S: Final = 5.0
-"""How long a start waits for the tables of sessions and of retained messages."""
+"""How long a start waits for the tables of sessions, retained messages and bans."""
 
 
 class Starting(Protocol):
@@ -205,6 +205,7 @@ class Lives:
             async with asyncio.timeout(TABLES_OPEN_S):
                 await broker.sessions.opened.wait()
                 await broker.retained.opened.wait()
+                await broker.bans.opened.wait()
         await broker.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{life.advertised_host or settings.bind}:{broker.rpc.port}"
         table = broker.topics.table

@@ -1,4 +1,4 @@
-"""CLIENT_LIST and CLIENT_KICK: sent on to the gateway workers that are connected here, answers put together.
+"""CLIENT_LIST, CLIENT_KICK, FLAPPING_LIST: sent on to the gateway workers here, their answers put together.
 
 Each worker gives the first rows of its own, so that what is in memory here is a page of each of a few
 workers. A worker that does not answer in time is named, and the others are answered for.
@@ -14,6 +14,7 @@ from broker.kernel.request_family import RequestFamily
 from holdmq.errors import BusyError, HoldMQError
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.rpc.server import OnRequest
+from holdmq.wire.ban_headers import LIST_MAX, FlappingListRequest, FlappingListResponse, FlappingRow
 from holdmq.wire.client_headers import (
     ROWS_MAX,
     ClientKickRequest,
@@ -23,7 +24,7 @@ from holdmq.wire.client_headers import (
 )
 from holdmq.wire.client_places import ClientsPart, check_place, merged, part_of, selection_of, sorted_by
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import HelloRequest
 
 ANSWER_S: Final = 3.0
@@ -48,7 +49,11 @@ class GatewayRequests(RequestFamily):
         """Workers by what they last called themselves: who has answered elsewhere is not asked again."""
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
-        return {RequestCode.CLIENT_LIST: self.list_, RequestCode.CLIENT_KICK: self.kick}
+        return {
+            RequestCode.CLIENT_LIST: self.list_,
+            RequestCode.CLIENT_KICK: self.kick,
+            RequestCode.FLAPPING_LIST: self.flapping,
+        }
 
     def closed(self, connection: Connection) -> None:
         self._ids.pop(connection, None)
@@ -96,6 +101,24 @@ class GatewayRequests(RequestFamily):
 
         def done(workers: list[str], silent: list[str]) -> None:
             request.reply(ClientKickResponse(kicked, workers, silent))
+
+        self._ask(request, header, header.besides, took, done)
+
+    def flapping(self, request: Request) -> None:
+        """Answer FLAPPING_LIST: all workers of a gateway have the same bans, which are told once."""
+        header = request.header(FlappingListRequest)
+        count = max(1, min(header.max_count, LIST_MAX))
+        found: dict[tuple[str, str, str], FlappingRow] = {}
+
+        def took(reply: Reply) -> list[str]:
+            answer = reply.header(FlappingListResponse)
+            for row in rows(FlappingRow, answer.bans):
+                if len(found) < count:
+                    found[row.gateway, row.principal, row.address] = row
+            return answer.workers
+
+        def done(workers: list[str], silent: list[str]) -> None:
+            request.reply(FlappingListResponse(list(found.values()), workers, silent))
 
         self._ask(request, header, header.besides, took, done)
 

@@ -15,6 +15,8 @@ HELP: Final = {
     "addresses": "Addresses with connections now; 0 without connections_per_address_max.",
     "bans": "Clients that are banned now, as they connected too often.",
     "bans_total": "Clients banned.",
+    "fleet_bans": "Bans of the whole fleet that are followed here.",
+    "fleet_banned_total": "Connections refused or ended as an operator has banned the client.",
     "unauthenticated_bytes": "Bytes held of clients that are not admitted yet.",
     "login_failures_total": "Logins that were tried, and whose password was wrong.",
     "logins_held_total": "Logins that were refused without being tried, as too many before them had failed.",
@@ -117,6 +119,8 @@ class Counters:
     addresses: int
     bans: int
     bans_total: int
+    fleet_bans: int
+    fleet_banned_total: int
     unauthenticated_bytes: int
     login_failures_total: int
     logins_held_total: int

@@ -6,15 +6,13 @@ Both look at a slice of the sessions in each turn of the loop, so that clients a
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from gateway.brokers.turn import Turn
+from gateway.ground.worker_name import WorkerName
 from gateway.observe.core.client_search import (
     ClientSearch,
     Place,
@@ -76,20 +74,6 @@ class ListedConnection(Protocol):
     @property
     def transport(self) -> CountedSocket | None:
         """Its socket; None = that is gone."""
-
-
-class WorkerName(NamedTuple):
-    """A worker as people know it: its gateway's host and its number there; `worker_id` is nobody else's."""
-
-    gateway: str
-    worker: int
-    worker_id: str
-
-
-def worker_name(worker: int) -> WorkerName:
-    """Return the name of this process."""
-    host = socket.gethostname()
-    return WorkerName(host, worker, f"{host}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 class ClientList:

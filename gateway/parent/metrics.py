@@ -19,6 +19,7 @@ _MAXIMA = frozenset(
         "draining",
         "overload_level",
         "bans",
+        "fleet_bans",
         "login_holds",
         "traces",
     )

@@ -77,6 +77,13 @@ class GuardedConnection(Protocol):
         """Close from this side."""
 
 
+class BarsClients(Protocol):
+    """Knows whom an operator has banned."""
+
+    def bars(self, session: Session) -> bool:
+        """Whether a client is banned, by what is known of it now."""
+
+
 class AdmissionGate:
     """Looks at each connection when it comes, when its address is known, and when its CONNECT is right."""
 
@@ -87,8 +94,10 @@ class AdmissionGate:
         now: Callable[[], float],
         overload: OverloadWatch,
         parent: ParentPort,
+        fleet: BarsClients,
     ) -> None:
         self._counters = counters
+        self._fleet = fleet
         self._now = now
         self._overload = overload
         self._parent = parent
@@ -168,8 +177,22 @@ class AdmissionGate:
         self.unauthenticated.forget(connection)
         self._counters.unauthenticated_bytes = self.unauthenticated.total
 
+    def lets_ask(self, session: Session) -> bool:
+        """Whether it is worth to find out who a client is; one that an operator has banned is told so."""
+        if not self._fleet.bars(session):
+            return True
+        self._refuse_banned(session, "banned by an operator")
+        return False
+
+    @staticmethod
+    def _refuse_banned(session: Session, sentence: str) -> None:
+        if session.connection is not None:
+            session.connection.admitted(session.refuse(MqttError(ReasonCode.BANNED, sentence)))
+
     def admits(self, session: Session, principal: str) -> bool:
         """Whether a client whose CONNECT is right is not banned; else it is told so, and its session over."""
+        if not self.lets_ask(session):
+            return False
         if self._flapping is None and not self.bans:
             return True
         key, now = (principal, address_key(session.born_host)), self._now()
@@ -182,8 +205,7 @@ class AdmissionGate:
         if ban is None:
             return True
         sentence = f"banned for another {ban.until - now:.0f} s, as it connected too often"
-        if session.connection is not None:
-            session.connection.admitted(session.refuse(MqttError(ReasonCode.BANNED, sentence)))
+        self._refuse_banned(session, sentence)
         return False
 
     def sent_elsewhere(self, otherwise: ReasonCode) -> ReasonCode:

@@ -61,7 +61,8 @@ class ConnectionArrivals(Arrivals):
     def connected(self, connection: ClientConnection) -> None:
         """CONNECT may be accepted: its socket waits until who it is is known, and its owner has said so."""
         connection.pause(OPENING_PAUSE)
-        self._access.admit(connection)
+        if self._gate.lets_ask(connection.session):
+            self._access.admit(connection)
 
     def identified(self, connection: ClientConnection) -> None:
         """Ask the owner of the client id, if the gate admits who it is."""

@@ -10,7 +10,8 @@ from gateway.access.access import Access
 from gateway.access.logins import Logins
 from gateway.edge.listeners import CertificateWatch, Listener
 from gateway.edge.prerequisites import Prerequisites
-from gateway.observe.client_list import ClientList, worker_name
+from gateway.ground.worker_name import worker_name
+from gateway.observe.client_list import ClientList
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
 from gateway.persistent.restoring import Restoring
@@ -18,6 +19,7 @@ from gateway.persistent.retained_puts import RetainedPuts
 from gateway.persistent.rows import SessionWriter
 from gateway.persistent.sessions import PersistentSessions
 from gateway.persistent.wills import WillPublisher
+from gateway.protect.fleet_bans import FlappingBans, FleetBans
 from gateway.protect.gate import AdmissionGate
 from gateway.protect.metering import Metering
 from gateway.protect.overload import OverloadWatch
@@ -70,10 +72,14 @@ class Worker:
         )
         count = section.worker_count(os.cpu_count() or 1)
         overload = self.overload = OverloadWatch(section, count, index, links, counters, metering)
-        gate = self.gate = AdmissionGate(section, counters, now, overload, parent)
+        fleet_bans = FleetBans(clients, counters, turn)
+        fleet_bans.follow(self.routes)
+        gate = self.gate = AdmissionGate(section, counters, now, overload, parent, fleet_bans)
         connection_log = ConnectionLog(section.log_connections, index, counters)
         tracing = self.tracing = Tracing(index, context, clients, counters, now, parent)
-        ClientList(worker_name(index), clients, turn, now).answer_in(self.routes.answers)
+        name = worker_name(index)
+        ClientList(name, clients, turn, now).answer_in(self.routes.answers)
+        FlappingBans(name, gate.bans, now).answer_in(self.routes.answers)
         logins = self.logins = Logins(section, login_failures, counters, now, parent)
         subscriptions = deliveries.subscriptions
         access = self.access = Access(

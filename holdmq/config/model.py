@@ -161,6 +161,13 @@ class BrokerSection(Section):
         "name being one user (0 = no bound): a fifth of all it keeps, so that a fleet may have one name, and "
         "nobody can use up what others need. Past it only clean sessions are opened (0x97).",
     )
+    bans_max: int = Field(
+        10_000,
+        ge=1,
+        le=100_000,
+        description="Bans of MQTT clients that this broker keeps: every gateway worker has them all in "
+        "memory, 0.5 KiB each.",
+    )
     queue_lease_s: float = Field(
         20,
         ge=0.1,

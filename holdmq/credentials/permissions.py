@@ -189,6 +189,11 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SHARE_LIST: _READER,
     RequestCode.CLIENT_LIST: _READER,
     RequestCode.CLIENT_KICK: _ADMIN,
+    RequestCode.BAN_ADD: _ADMIN,
+    RequestCode.BAN_REMOVE: _ADMIN,
+    RequestCode.BAN_LIST: _READER,
+    RequestCode.BAN_CHANGED: _PUSH,
+    RequestCode.FLAPPING_LIST: _READER,
     # A replica gets the whole log, and what it acknowledges is what is confirmed.
     RequestCode.REPLICA_HELLO: _BROKER,
     RequestCode.REPLICA_FETCH: _BROKER,

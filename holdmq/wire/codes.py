@@ -123,3 +123,9 @@ class RequestCode(IntEnum):
 
     CLIENT_LIST = 170
     CLIENT_KICK = 171
+
+    BAN_ADD = 180
+    BAN_REMOVE = 181
+    BAN_LIST = 182
+    BAN_CHANGED = 183
+    FLAPPING_LIST = 184

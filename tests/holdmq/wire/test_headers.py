@@ -245,6 +245,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "REPLICA_HELLO": 160, "REPLICA_FETCH": 161, "REPLICA_STATUS": 162, "REPLICA_SWITCH": 163,
         "REPLICA_PROMOTE": 164, "REPLICA_TABLES": 165, "REPLICA_LIST": 166,
         "CLIENT_LIST": 170, "CLIENT_KICK": 171,
+        "BAN_ADD": 180, "BAN_REMOVE": 181, "BAN_LIST": 182, "BAN_CHANGED": 183, "FLAPPING_LIST": 184,
     }  # fmt: skip
 
 
