@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdmq.client.cursors import Position, Pulled
     from holdmq.client.dead_letters import DeadLetters
     from holdmq.client.group_consumer import Consumer
+    from holdmq.client.group_pull_consumer import GroupPullConsumer
     from holdmq.client.groups import GroupAdmin, GroupView, QueueProgress
     from holdmq.client.lanes import SendResult
     from holdmq.client.ordered_topics import OrderedTopics
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
     from holdmq.client.route import Link, RouteTable, TopicRoute
     from holdmq.client.shared_consumer import SharedConsumer
     from holdmq.client.shared_member import SharedMessage
-    from holdmq.client.sync import SyncAdmin, SyncConsumer, SyncProducer, SyncPullConsumer, SyncSharedConsumer
+    from holdmq.client.sync import (
+        SyncAdmin,
+        SyncConsumer,
+        SyncGroupPullConsumer,
+        SyncProducer,
+        SyncPullConsumer,
+        SyncSharedConsumer,
+    )
     from holdmq.client.sync_lookups import SyncMessages, SyncTable, SyncTableWatch
     from holdmq.client.table_watch import TableChange, TableComplete, TableReset, TableWatch
     from holdmq.client.tables import Table, TableEntry, TablePage
@@ -38,6 +46,7 @@ __all__ = [
     "Consumer",
     "DeadLetters",
     "GroupAdmin",
+    "GroupPullConsumer",
     "GroupView",
     "Link",
     "Message",
@@ -59,6 +68,7 @@ __all__ = [
     "StoredRun",
     "SyncAdmin",
     "SyncConsumer",
+    "SyncGroupPullConsumer",
     "SyncMessages",
     "SyncProducer",
     "SyncPullConsumer",
@@ -83,6 +93,7 @@ _NAMES = {
     "holdmq.client.cursors": ("Position", "Pulled"),
     "holdmq.client.dead_letters": ("DeadLetters",),
     "holdmq.client.group_consumer": ("Consumer",),
+    "holdmq.client.group_pull_consumer": ("GroupPullConsumer",),
     "holdmq.client.groups": ("GroupAdmin", "GroupView", "QueueProgress"),
     "holdmq.client.lanes": ("SendResult",),
     "holdmq.client.ordered_topics": ("OrderedTopics",),
@@ -96,6 +107,7 @@ _NAMES = {
     "holdmq.client.sync": (
         "SyncAdmin",
         "SyncConsumer",
+        "SyncGroupPullConsumer",
         "SyncProducer",
         "SyncPullConsumer",
         "SyncSharedConsumer",

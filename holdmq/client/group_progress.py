@@ -18,7 +18,13 @@ from holdmq.client.start_positions import StartPositions
 from holdmq.errors import StorageError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.offset_headers import OffsetReport, OffsetReportRequest
+from holdmq.wire.header import rows
+from holdmq.wire.offset_headers import (
+    OffsetReport,
+    OffsetReportRequest,
+    OffsetReportResponse,
+    OffsetResult,
+)
 
 TIMEOUT_S: Final = 5.0
 
@@ -63,6 +69,42 @@ class BrokerProgress:
                 continue  # its leases are lost with it
             if connection is not None:
                 connection.send_one_way(RequestCode.OFFSET_REPORT, OffsetReportRequest(self._group, reports))
+
+    async def commit(self, queues: Queues, wait_for_disk: bool, timeout_s: float) -> set[TopicQueue]:
+        """Tell the brokers how far their queues are, and come back when they know.
+
+        Returns the queues that are other members' now.
+        Raises TransportError or RemoteError: then nothing is known of that broker's queues.
+        """
+        by_broker: dict[str, list[OffsetReport]] = {}
+        for queue, process in queues.items():
+            if process.floor != process.committed and process.floor:
+                row = OffsetReport(
+                    queue.topic, queue.queue_id, process.generation, process.floor, process.log_epoch
+                )
+                by_broker.setdefault(queue.broker, []).append(row)
+
+        async def tell(broker: str, reports: list[OffsetReport]) -> set[TopicQueue]:
+            request = OffsetReportRequest(self._group, reports, wait_for_disk)
+            reply = await self._routes.link(broker).client.call(RequestCode.OFFSET_REPORT, request, timeout_s)
+            refused = {
+                (row.topic, row.queue_id)
+                for row in rows(OffsetResult, reply.header(OffsetReportResponse).refused)
+            }
+            lost: set[TopicQueue] = set()
+            for report in reports:
+                queue = TopicQueue(report.topic, broker, report.queue_id)
+                process = queues.get(queue)
+                if (report.topic, report.queue_id) in refused:
+                    lost.add(queue)
+                elif process is not None and process.generation == report.generation:
+                    process.committed = process.reported = report.offset
+            return lost
+
+        found: set[TopicQueue] = set()
+        for part in await asyncio.gather(*(tell(*one) for one in by_broker.items())):
+            found |= part
+        return found
 
     async def close(self, queues: Queues) -> None:
         """Leases that were given back carried the last report."""

@@ -87,6 +87,11 @@ class HandOut:
         """Failed jobs that wait for their next try."""
         return len(self._later)
 
+    @property
+    def has_more(self) -> bool:
+        """After `take` gave nothing: whether that is because much in a row was not wanted."""
+        return bool(self._ready) and not self.is_paused
+
     def add(self, process: ProcessQueue, lease: HeldLease | None) -> None:
         """A queue may be handed out."""
         if lease is None:

@@ -46,6 +46,7 @@ class ProcessQueue:
         "_handed",
         "_parts",
         "_taken",
+        "committed",
         "generation",
         "is_asked",
         "is_fresh",
@@ -83,6 +84,9 @@ class ProcessQueue:
         self.running = 0
         """Records in workers' hands; counted by who hands them out."""
         self.reported = -1
+        """What was last said to the broker, which may not have heard it."""
+        self.committed = -1
+        """What the broker has said that it has."""
         self._parts: deque[_Part] = deque()
         self._handed = offset
         self._taken: deque[int] = deque()

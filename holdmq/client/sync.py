@@ -26,6 +26,7 @@ import uvloop
 from holdmq.client.admin import Admin
 from holdmq.client.bounds import Bounds
 from holdmq.client.group_consumer import Consumer
+from holdmq.client.group_pull_consumer import GroupPullConsumer
 from holdmq.client.lanes import SendResult
 from holdmq.client.producer import Producer
 from holdmq.client.pull_consumer import ASSIGN_TIMEOUT_S, PullConsumer, Start
@@ -257,6 +258,34 @@ class SyncSharedConsumer(_Blocking[SharedConsumer]):
     ack = _awaited(SharedConsumer.ack)
     nack = _awaited(SharedConsumer.nack)
     extend = _awaited(SharedConsumer.extend)
+
+
+class SyncGroupPullConsumer(_Blocking[GroupPullConsumer]):
+    """A blocking `GroupPullConsumer`; takes the same settings. It starts on first use."""
+
+    def __init__(
+        self,
+        registries: Sequence[str],
+        group: str,
+        topics: Iterable[str] | Mapping[str, str],
+        **settings: Any,
+    ) -> None:
+        super().__init__(GroupPullConsumer, (list(registries), group, _taken(topics)), settings)
+
+    async def _made(self) -> GroupPullConsumer:
+        consumer = await super()._made()
+        await consumer.start()
+        return consumer
+
+    def start(self) -> None:
+        """Become a member; see `GroupPullConsumer.start`."""
+        self._on_loop(lambda _: None)
+
+    poll = _awaited(GroupPullConsumer.poll)
+    commit = _awaited(GroupPullConsumer.commit)
+    retry_later = _awaited(GroupPullConsumer.retry_later)
+    positions = _called(GroupPullConsumer.positions)
+    numbers = _called(GroupPullConsumer.numbers)
 
 
 class SyncConsumer(_Blocking[Consumer]):

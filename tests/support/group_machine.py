@@ -13,6 +13,7 @@ from typing import Any
 from processes import Stack
 
 from holdmq.client import Consumer, Message, Producer
+from holdmq.client.queue_member import QueueMember
 from holdmq.message import TopicQueue
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicGrowRequest
@@ -31,15 +32,19 @@ async def until(holds: Callable[[], bool], what: Callable[[], str], timeout_s: f
         await asyncio.sleep(0.01)
 
 
-async def crash(consumer: Consumer) -> None:
+async def crash(consumer: QueueMember) -> None:
     """End a member as SIGKILL ends its process: nothing is reported, released or saved."""
-    tasks = [consumer._keeper, *consumer._workers._tasks, *consumer._preparing.values()]
+    workers = consumer._workers if isinstance(consumer, Consumer) else None
+    tasks = [consumer._keeper, *consumer._preparing.values()]
+    if workers is not None:
+        tasks += workers._tasks
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     consumer._pulls.close()
-    consumer._workers._is_closed = True
+    if workers is not None:
+        workers._is_closed = True
     membership = consumer._membership
     consumer.routes.on_down.clear()
     consumer.routes.on_push.clear()
