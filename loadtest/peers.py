@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import importlib.util
 import os
@@ -11,17 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdmq.errors import StartupError
+from holdmq.errors import HoldMQError, StartupError
+from holdmq.rpc.client import Client
 from holdmq.service.process import ENV_PARENT_PID
 from holdmq.service.valkey_program import server_program
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.replica_headers import ReplicaStatusRequest, ReplicaStatusResponse
 from loadtest.usage import children_of
 
 START_S: Final = 30.0
 STOP_S: Final = 20.0
+SHARD: Final = "broker-0"
 JOB_READY_S: Final = 120.0
 """How long the job of `holdmq stats` may take to start: a JVM and its workers, on a busy machine."""
 
@@ -105,11 +110,20 @@ def holdmq_services(directory: Path, *more: str) -> Iterator[Services]:
 
 
 class ReplicatedServices(NamedTuple):
-    """An installation whose broker has copies: the gateway's address, and the process ids of all of it."""
+    """An installation whose broker has copies: addresses of the gateway and the registry, and process ids."""
 
     address: str
     replica_pids: tuple[int, ...]
     gateway_pid: int
+    registry: str
+    replica_ports: tuple[int, ...]
+
+    def leader_pid(self) -> int:
+        """Return the process id of the replica that leads now; StartupError when none does."""
+        for pid, port in zip(self.replica_pids, self.replica_ports, strict=True):
+            if asyncio.run(_serves(port)):
+                return pid
+        raise StartupError("no replica leads any more")
 
 
 @contextmanager
@@ -129,6 +143,7 @@ def holdmq_replicas(directory: Path, replicas: int, *more: str) -> Iterator[Repl
         f"registry.data_dir={directory / 'registry'}",
         f"gateway.port={ports['gateway']}",
         *(f"{name}.admin_port=0" for name in ("registry", "broker", "gateway")),
+        f"broker.name={SHARD}",
         f"replication.replicas={listed}",
         "coordination.kind=etcd",
         f"coordination.etcd.urls={urls[0]}",
@@ -165,10 +180,18 @@ def holdmq_replicas(directory: Path, replicas: int, *more: str) -> Iterator[Repl
                 f"storage.data_dir={directory / name}",
             )
             pids.append(start("broker", name, *sets).process.pid)
-        _wait_for_any([port for port, _ in own.values()], children)
+        for _, port in own.values():
+            _wait_for(port, children)
+        _wait_for_leader([port for _, port in own.values()], children)
         gateway = start("gateway", "gateway")
         _wait_for(ports["gateway"], children)
-        yield ReplicatedServices(f"127.0.0.1:{ports['gateway']}", tuple(pids), gateway.process.pid)
+        yield ReplicatedServices(
+            f"127.0.0.1:{ports['gateway']}",
+            tuple(pids),
+            gateway.process.pid,
+            f"127.0.0.1:{ports['registry']}",
+            tuple(port for _, port in own.values()),
+        )
 
 
 def _need_etcd() -> str:
@@ -481,17 +504,27 @@ def _wait_for(port: int, children: list[_PeerProcess]) -> None:
             time.sleep(0.05)
 
 
-def _wait_for_any(ports: list[int], children: list[_PeerProcess]) -> None:
-    """Wait until one of the ports is listened on: replicas choose who leads."""
+def _wait_for_leader(ports: list[int], children: list[_PeerProcess]) -> None:
+    """Wait until a replica serves clients, by their own ports: they choose who leads."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         _check(children)
-        for port in ports:
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                return
+        if any(asyncio.run(_serves(port)) for port in ports):
+            return
         time.sleep(0.05)
     raise StartupError(f"no replica leads after {START_S:.0f} s: {_last_line(children[-1].log)}")
+
+
+async def _serves(port: int) -> bool:
+    """Whether a replica leads, and is open for clients."""
+    client = Client(f"127.0.0.1:{port}", "client", "bench")
+    try:
+        reply = await client.call(RequestCode.REPLICA_STATUS, ReplicaStatusRequest(SHARD), 1.0)
+        return reply.header(ReplicaStatusResponse).is_serving
+    except HoldMQError:
+        return False
+    finally:
+        await client.close()
 
 
 def _check(children: list[_PeerProcess]) -> None:

@@ -184,7 +184,7 @@ class ColumnPulls(RequestFamily):
                 if read.status is ReadStatus.FOUND and read.next_offset == queue.offset:
                     at_replica.append(at)
                 continue
-            named = next_of(self._next_reads, choice.wanted, 1, read)
+            named = next_of(self._next_reads, choice.wanted, 1, queue.offset, read)
             replica = replica or named
             if named and named == replica:
                 at_replica.append(at)

@@ -362,7 +362,7 @@ class Pull(RequestFamily):
             if at in asked.moved:
                 at_replica.append(at)
             elif asked.replica_reads:
-                named = next_of(self._next_reads, asked.replica_reads, asked.place, read)
+                named = next_of(self._next_reads, asked.replica_reads, asked.place, queue.offset, read)
                 replica = replica or named
                 if named and named == replica:
                     at_replica.append(at)
@@ -505,12 +505,13 @@ def topics_to_read(
     return found if grants is None else [name for name in found if grants.may_consume(name)]
 
 
-def next_of(next_reads: NextReads, wanted: int, place: int, read: QueueRead) -> str:
-    """Where what follows a read is to be asked for; "" = at the leader."""
+def next_of(next_reads: NextReads, wanted: int, place: int, offset: int, read: QueueRead) -> str:
+    """Where what follows a read from `offset` on is to be asked for; "" = at the leader."""
     position: int | None = None
     if read.parts:
         (position,) = _POSITION.unpack_from(read.parts[-1], PHYSICAL_OFFSET_AT)
-    is_at_end = read.status is not ReadStatus.FOUND or read.next_offset >= read.end_offset
+    # Without any progress only the memory of who leads may know more: an index here is behind.
+    is_at_end = read.status is not ReadStatus.FOUND or not offset < read.next_offset < read.end_offset
     return next_reads.next_at(wanted, place, position, is_at_end)
 
 

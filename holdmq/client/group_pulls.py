@@ -222,10 +222,10 @@ class GroupPulls:
                 raise WireError("a PULL answer that does not fit its question or its body")
             now = self._loop.time()
             named = set(header.at_replica)
-            for at, (process, turn, _) in enumerate(asked[: len(answers)]):
+            for at, ((process, turn, offset), row) in enumerate(zip(asked, answers, strict=False)):
                 if process.turn == turn and self._queues.get(process.queue) is process:
                     replica = header.replica if at in named else ""
-                    self._choice.answered(source, process.queue, replica, now)
+                    self._choice.took(source, process.queue, offset, row, replica, now)
             self._take(source, asked, answers, header.log_epoch, reply.body)
             self.answers += 1
         except HoldMQError as error:

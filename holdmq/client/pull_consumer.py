@@ -41,6 +41,8 @@ from holdmq.wire.replica_reads import ReplicaReads
 POLL_MAX_BYTES: Final = 1 << 20
 """Records of one answer by default: one chunk of a broker's reads."""
 POLL_HOLD_MS: Final = 1_000
+BACK_HOLD_MS: Final = 100
+"""How long a broker holds a PULL while other queues are read at its replicas: each asks it again soon."""
 GRACE_S: Final = 5.0
 """How much later than its hold a broker may answer before a poll returns without it."""
 PULL_TIMEOUT_S: Final = 15.0
@@ -313,7 +315,11 @@ class PullConsumer(RoutedConsumer):
         topics = {queue.topic for queue in self._cursors if queue.broker == source.broker}
         filter_id = self._registered.on(link, connection, dict.fromkeys(topics, self._filter))
         poll = self._pulling[source] = self._polls
-        hold_ms = 0 if source.replica else hold_ms
+        if source.replica:
+            hold_ms = 0
+        elif self._choice.is_under_way:
+            # The queue that comes back next waits until this one ends.
+            hold_ms = min(hold_ms, BACK_HOLD_MS)
 
         def on_reply(reply: Reply | HoldMQError) -> None:
             if self._pulling.get(source) == poll:
@@ -356,9 +362,10 @@ class PullConsumer(RoutedConsumer):
                 self._failed(source, error, now)
                 continue
             named = set(header.at_replica)
-            for at, asked in enumerate(answer.asked[: len(answers)]):
+            for at, (asked, row) in enumerate(zip(answer.asked, answers, strict=False)):
                 if asked.turn == asked.cursor.turn:
-                    self._choice.answered(source, asked.queue, header.replica if at in named else "", now)
+                    replica = header.replica if at in named else ""
+                    self._choice.took(source, asked.queue, asked.offset, row, replica, now)
             parts += outcome.parts
             if outcome.is_route_wrong:
                 self.routes.refresh_soon()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from holdmq.errors import Code
 from holdmq.message import TopicQueue
+from holdmq.wire.headers import PulledQueue
 from holdmq.wire.replica_reads import ReplicaReads
 
 STAY_S: Final = 5.0
@@ -39,21 +41,41 @@ class ReplicaChoice:
         self.wanted = wanted
         self._places: dict[TopicQueue, tuple[str, float]] = {}
         self._rests: dict[str, float] = {}
+        self._drop_at = PLACES_MAX
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a queue is at a replica, or came back a moment ago: it soon is another's question."""
+        return bool(self._places)
 
     def source(self, queue: TopicQueue, now: float) -> ReadSource:
         """Whom to ask for a queue now."""
         place = self._places.get(queue)
         if place is not None:
             replica, until = place
-            if now < until and not (replica and self._is_resting(replica, now)):
+            if replica and self._is_resting(replica, now):
+                # Its leader would name it once more, and may just hold a pull of other queues.
+                replica, until = self._places[queue] = ("", self._rests[replica])
+            if now < until:
                 return ReadSource(queue.broker, replica, self.wanted if replica else ReplicaReads.NEVER)
             del self._places[queue]
         return ReadSource(queue.broker, "", self.wanted)
 
+    def took(
+        self, source: ReadSource, queue: TopicQueue, offset: int, row: PulledQueue, named: str, now: float
+    ) -> None:
+        """Take a row of an answer to a pull from `offset` on; `named` as of `answered`.
+
+        A replica that brings nothing sends back, whomever it names: it would be asked again and again.
+        """
+        brings_nothing = row.status != Code.OK or (not row.records and row.next_offset == offset)
+        self.answered(source, queue, "" if source.replica and brings_nothing else named, now)
+
     def answered(self, source: ReadSource, queue: TopicQueue, named: str, now: float) -> None:
         """Take an answer of `source`, which names a replica for what follows in the queue ("" = none)."""
-        if len(self._places) > PLACES_MAX:
+        if len(self._places) >= self._drop_at:
             self._places = {each: place for each, place in self._places.items() if place[1] > now}
+            self._drop_at = max(PLACES_MAX, 2 * len(self._places))
         if not named:
             if source.replica:
                 self._places[queue] = ("", now + BACK_S)

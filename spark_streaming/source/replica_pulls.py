@@ -107,8 +107,9 @@ def _taken(
     matched = _matched(asked, found)
     named = frozenset(answer.at_replica)
     now = asyncio.get_running_loop().time()
-    for at, queue in enumerate(matched):
-        choice.answered(source, _place(source.broker, queue), answer.replica if at in named else "", now)
+    for at, (queue, row) in enumerate(zip(matched, found, strict=True)):
+        replica = answer.replica if at in named else ""
+        choice.took(source, _place(source.broker, queue), queue.offset, row, replica, now)
     if source.replica:
         found = [row for row in map(_sure, matched, found) if row is not None]
         if not found:

@@ -85,6 +85,10 @@ class FakeBroker:
         self.appended: list[bytes] = []
         """Every record of any queue, in the order of coming."""
         self.cuts: dict[tuple[str, int], Code] = {}
+        self.refusal: RemoteError | None = None
+        """What every PULL is answered with; None = with what there is."""
+        self.names: Callable[[PullRequest, PulledQueue], str] = lambda _pull, _row: ""
+        """The replica to ask for what follows a row."""
         self._held: list[tuple[Request, PullRequest, asyncio.TimerHandle]] = []
         self._registration = Client(f"127.0.0.1:{registry_port}", "broker", name)
         self._version = 0
@@ -241,6 +245,8 @@ class FakeBroker:
     def _pull(self, request: Request) -> None:
         header = request.header(PullRequest)
         self.pulls.append(header)
+        if self.refusal is not None:
+            raise self.refusal
         if header.filter_id is not None and (request.connection, header.filter_id) not in self.filters:
             raise RemoteError(Code.FILTER_UNKNOWN, "no such filter")
         if not self._answer_pull(request, header, header.hold_ms > 0):
@@ -271,7 +277,10 @@ class FakeBroker:
                 break
         if is_idle and may_hold:
             return False
-        request.reply(PullResponse(answers, self.epoch), parts, sum(map(len, parts)))
+        named = [self.names(header, answer) for answer in answers]
+        at_replica = [at for at, replica in enumerate(named) if replica]
+        replica = named[at_replica[0]] if at_replica else ""
+        request.reply(PullResponse(answers, self.epoch, replica, at_replica), parts, sum(map(len, parts)))
         return True
 
     def _read(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from holdmq.client.replica_choice import BACK_S, PLACES_MAX, REST_S, STAY_S, ReadSource, ReplicaChoice
+from holdmq.errors import Code
 from holdmq.message import TopicQueue
+from holdmq.wire.headers import PulledQueue
 from holdmq.wire.replica_reads import ReplicaReads
 
 QUEUE = TopicQueue("t", "broker", 0)
@@ -45,16 +47,34 @@ def test_a_queue_that_is_sent_back_is_the_leaders_alone_for_a_moment() -> None:
     assert choice.source(QUEUE, BACK_S) == ReadSource("broker", "", PREFER)
 
 
+def test_a_replica_that_brings_nothing_sends_back_even_if_it_names_itself() -> None:
+    def row(records: int, next_offset: int, status: int = Code.OK) -> PulledQueue:
+        return PulledQueue("t", 0, status, next_offset, 0, 100, records, 0)
+
+    for nothing in (row(0, 10), row(0, 11, Code.OFFSET_AHEAD), row(0, 11, Code.CORRUPT)):
+        choice = sent_to_replica()
+        choice.took(REPLICA, QUEUE, 10, nothing, "b:1", 1.0)
+        assert choice.source(QUEUE, 1.0) == LEADER_ALONE
+    for something in (row(1, 11), row(0, 20)):
+        choice = sent_to_replica()
+        choice.took(REPLICA, QUEUE, 10, something, "b:1", 1.0)
+        assert choice.source(QUEUE, 1.0) == REPLICA
+    choice = ReplicaChoice(PREFER)
+    choice.took(ReadSource("broker", "", PREFER), QUEUE, 10, row(0, 10), "b:1", 1.0)
+    assert choice.source(QUEUE, 1.0).replica == "b:1", "a leader's answer may be the name alone"
+
+
 def test_a_replica_that_fails_gives_all_its_queues_back_and_is_not_asked_for_a_while() -> None:
     choice = sent_to_replica()
     choice.answered(LEADER, OTHER, "b:1", 0.0)
+    third = TopicQueue("t", "broker", 2)
     choice.failed("b:1", 1.0)
-    assert choice.source(QUEUE, 1.0) == LEADER
-    assert choice.source(OTHER, 1.0) == LEADER
-    choice.answered(LEADER, QUEUE, "b:1", 1.1)
-    assert choice.source(QUEUE, 1.1) == LEADER_ALONE, "the leader has not noticed, and would name it again"
-    choice.answered(LEADER, OTHER, "c:1", 1.1)
-    assert choice.source(OTHER, 1.1).replica == "c:1"
+    assert choice.source(QUEUE, 1.0) == LEADER_ALONE, "the leader has not noticed, and would name it again"
+    assert choice.source(OTHER, 1.0) == LEADER_ALONE
+    choice.answered(LEADER, third, "b:1", 1.1)
+    assert choice.source(third, 1.1) == LEADER_ALONE
+    choice.answered(LEADER, third, "c:1", 1.1)
+    assert choice.source(third, 1.1).replica == "c:1"
     assert choice.source(QUEUE, 1.0 + REST_S) == LEADER
     choice.answered(LEADER, QUEUE, "b:1", 1.0 + REST_S)
     assert choice.source(QUEUE, 1.0 + REST_S) == REPLICA
