@@ -224,7 +224,7 @@ async def prepare_tasks(registries: list[str], client: Client, producer: Produce
         await producer.send_batch([Message("tasks", name) for name in names], queue=queue)
         for offset in (2, 3):
             assert (await send_back(client, offset, TO_DEAD_LETTERS)).status == Code.OK
-        assert (await letters.resend("retrying", [("broker-0", 1)])).resent == 1
+        assert (await letters.resend("retrying", [("broker-0", 1)], by="somebody")).resent == 1
         return {names[at]: (await send_back(client, at, at + 1)).due_ms for at in range(2)}
 
 

@@ -7,17 +7,27 @@ which knows nothing but what the new leader's log says.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
+from broker_stack import produce_body
 from cluster_view import messages_of
 from mqtt_client import MqttClient, bodies, connect_again, numbered
-from processes import wait_until
+from processes import Stack, wait_until
 from replica_processes import ReplicaStack, replica_stack
 
+from holdmq.client.admin import Admin
 from holdmq.client.sessions import SessionAdmin
+from holdmq.errors import Code
 from holdmq.mqtt import Properties, PubAck, PubComp, Publish, PubRec, PubRel, Will
+from holdmq.record.codec import SYS_QOS_SHIFT, encode_record
+from holdmq.record.once import Once
+from holdmq.rpc.client import Client
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
 from holdmq.wire.share_headers import ShareGroupRow
 
 IN_THE_AIR_S = 0.3
@@ -80,6 +90,20 @@ def wait_share(shard: ReplicaStack, name: str, holds: Callable[[ShareGroupRow], 
     wait_until(lambda: holds(asyncio.run(share(shard, name))), what)
 
 
+async def publish_once(stack: Stack, producer_id: int) -> RunResult:
+    """A gateway's PRODUCE of one and the same QoS 2 publish, from a session that it says nothing else of."""
+    once = Once(77, 1, (1, 1), 1, 0).pair()
+    record = encode_record(b"once", 0, b"once", once, 1_700_000_000_000, sys_flag=2 << SYS_QOS_SHIFT)
+    body = produce_body([record])
+    header = ProduceRequest(zlib.crc32(body), [ProduceRun("once", 0, 1, producer_id, 1, 0)], noted=[0])
+    client = Client(f"127.0.0.1:{stack.broker_port}", "gateway", f"gateway-{producer_id}")
+    try:
+        reply = await client.call(RequestCode.PRODUCE, header, 40.0, [body], len(body))
+    finally:
+        await client.close()
+    return rows(RunResult, reply.header(ProduceResponse).results)[0]
+
+
 # Before the kill
 
 
@@ -116,6 +140,12 @@ def prepare_publishers(port: int) -> None:
             publisher.send(PubRel(5))
             assert publisher.wait_for(PubComp).packet_id == 5
         publisher.close()
+
+
+async def prepare_once(shard: ReplicaStack, leader: Stack) -> None:
+    async with Admin(shard.registries) as admin:
+        await admin.create_topic("once", 1)
+    assert (await publish_once(leader, 1)).base_offset == 0
 
 
 def prepare_retained(port: int) -> None:
@@ -173,6 +203,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Devices]:
         port = shard.first.mqtt_port
         unfinished = prepare_sessions(port)
         prepare_publishers(port)
+        asyncio.run(prepare_once(shard, shard.stacks[shard.leader()]))
         prepare_retained(port)
         taken, holder, held = prepare_shares(shard)
         watches = fresh(port, "watches")
@@ -241,6 +272,10 @@ def test_a_publish_with_qos_2_goes_on_at_each_of_its_steps_and_is_stored_once(af
         assert (done.packet_id, done.reason_code) == (packet_id, 0)
     names = [b"completed", b"cut", b"live", b"received", b"released"]
     assert after.stored("inbound") == names
+    # What the log has of it is known though no session says so.
+    stack = after.shard.stacks[after.shard.leader()]
+    assert asyncio.run(publish_once(stack, 2))[:2] == (Code.OK, 0)
+    assert after.stored("once") == [b"once"]
     # Their packet ids are free again.
     for client, packet_id in ((received, 5), (released, 5), (completed, 5), (cut, 9), (after.live, 9)):
         client.send(Publish("inbound/1", b"new", 2, packet_id=packet_id))
@@ -276,6 +311,7 @@ def test_a_shared_subscription_gives_others_what_was_not_acknowledged_and_nothin
     assert eager.is_silent()
     # Of another group one is still there that has some in hand: they stay with it while it is.
     wait_share(after.shard, "$share/h/", lambda row: row.in_flight == 5, "the new leader knows who has what")
+    assert after.holder.is_silent()
     mate = MqttClient(after.port, "mate")
     mate.subscribe("$share/h/shared/+")
     assert mate.is_silent()
