@@ -97,6 +97,8 @@ class Journal(Generic[N]):
         self._unwritten = unwritten
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Written] = []
+        self._told_last: list[Written] = []
+        """Whom the newest append is for, while it is on its way."""
         self._out = 0
         self._is_scheduled = False
         self._offset = 0
@@ -174,7 +176,14 @@ class Journal(Generic[N]):
     # Writing
 
     def write(self, written: Written | None = None) -> None:
-        """Write down the news at the end of this turn; `written` is told when the log has it, or refuses."""
+        """Write down the news at the end of this turn.
+
+        `written` is told when the log has these and all that came before, or refuses. Without any, what it
+        waits for may have left with the news of another one.
+        """
+        if written is not None and not self.news and self._out:
+            self._told_last.append(written)
+            return
         if written is not None:
             self._waiting.append(written)
         if not self._is_scheduled and self._out < RECORDS_OUT:
@@ -210,6 +219,7 @@ class Journal(Generic[N]):
         sizes = np.array([len(record) for record in records], np.int64)
         batch = Batch(memoryview(bytearray().join(records)), sizes, [BatchRun(self.TOPIC, 0, len(records))])
         self._out += 1
+        self._told_last = waiting
         self._queues.append(batch, done)
 
     def _refusal(self, error: StorageError, waiting: int) -> None:

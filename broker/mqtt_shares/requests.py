@@ -240,6 +240,7 @@ class ShareMode(RequestFamily):
             position = confirmed if row.position < 0 else max(first, min(row.position, end))
             joined.append(ShareJoined(*self.core.join(request.connection, row, position, confirmed)))
         self._take_groups()
+        self._gather()
         self.journal.write(partial(self._answer, request, ShareJoinResponse(joined)))
         self._settle()
 
@@ -249,6 +250,7 @@ class ShareMode(RequestFamily):
         self._check(len(wanted))
         for row in wanted:
             self.core.leave(row.name, row.client_id, row.keep_uid)
+        self._gather()
         self.journal.write(partial(self._answer, request, Empty()))
         self._settle()
 
