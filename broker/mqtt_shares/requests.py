@@ -120,7 +120,7 @@ class ShareMode(RequestFamily):
             if group.position > end:
                 log.error("a share group is ahead of the log, and goes on at its end", group=name)
                 group.position = end
-        self.core.restore(restored, self._clock_ms())
+        self.core.restore(restored, self._clock_ms(), end)
         self._take_groups()
 
     def start(self) -> None:

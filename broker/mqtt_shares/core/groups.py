@@ -192,13 +192,16 @@ class ShareGroups(Generic[C]):
         self.groups_max = groups_max
         self.members_max = members_max
         self.out_max = out_max
+        self._restored_to = 0
+        """What lies below it in the log was there before this start, and may be at a client."""
         self._of_owner: dict[C, dict[int, ShareMember[C]]] = {}
         self._endings: Deadlines[_Ending[C]] = Deadlines()
 
     # Start, and snapshots
 
-    def restore(self, restored: RestoredShares, now_ms: int) -> None:
-        """Go on with what a start found. Nobody is connected."""
+    def restore(self, restored: RestoredShares, now_ms: int, end: int) -> None:
+        """Go on with what a start found, in a log up to `end`. Nobody is connected."""
+        self._restored_to = end
         for name, found in restored.groups.items():
             group: ShareGroup[C] = ShareGroup(name, found.position)
             self.groups[name] = group
@@ -293,12 +296,12 @@ class ShareGroups(Generic[C]):
         self._note(member)
         planned, held = set(row.planned), set(row.held)
         for position in list(member.out):
-            if position in planned:
-                self._settle(member, position)
-            elif position not in held:
+            if position not in planned and position not in held:
                 self._return(member, position)
+        for position in planned:
+            self._settle_held(member, position)
         for position in held:
-            if self._take_up(group, position):
+            if self._take_up(group, position) or self._is_found_later(group, position):
                 self._put_out(member, position, False)
         self._wake(group)
 
@@ -360,12 +363,8 @@ class ShareGroups(Generic[C]):
             return
         group = member.group
         for position in positions:
-            if position in member.out:
-                self._settle(member, position)
-            elif self._take_up(group, position):
-                self.counts.settled += 1
-                self._note_settled(group, position)
-            elif position not in group.out and (position < group.position or position in group.settled):
+            is_settled = self._settle_held(member, position)
+            if not is_settled and position not in group.out and self._was_settled(group, position):
                 # Told again: the log may have refused it the first time.
                 self.news.place(SETTLED, group.name, position)
         self._end_leaving(member)
@@ -478,10 +477,24 @@ class ShareGroups(Generic[C]):
         heapq.heappush(group.waiting, position)
         self.in_hand += 1
 
-    def _settle(self, member: ShareMember[C], position: int) -> None:
-        self._take_in(member, position)
+    def _settle_held(self, member: ShareMember[C], position: int) -> bool:
+        """A member settles what it has, what waits for a try, or had before the start; whether it did."""
+        group = member.group
+        if position in member.out:
+            self._take_in(member, position)
+        elif not (self._take_up(group, position) or self._is_found_later(group, position)):
+            return False
         self.counts.settled += 1
-        self._note_settled(member.group, position)
+        self._note_settled(group, position)
+        return True
+
+    def _is_found_later(self, group: ShareGroup[C], position: int) -> bool:
+        """Whether the group has yet to look at a message that was given to a client before the start."""
+        is_ahead = group.position <= position < self._restored_to
+        return is_ahead and position not in group.out and position not in group.settled
+
+    def _was_settled(self, group: ShareGroup[C], position: int) -> bool:
+        return position < group.position or position in group.settled
 
     def _note_settled(self, group: ShareGroup[C], position: int) -> None:
         self.news.place(SETTLED, group.name, position)

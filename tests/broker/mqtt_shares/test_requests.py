@@ -241,6 +241,29 @@ async def test_a_start_from_a_snapshot_goes_on_where_it_was(start: Start, gatewa
     assert await peer.is_silent()
 
 
+async def test_who_was_connected_over_a_restart_keeps_what_it_holds_and_has_settled(
+    start: Start, gateway: Gateway
+) -> None:
+    broker = await start()
+    await broker.create("t", 1)
+    peer = gateway(broker)
+    await peer.join(1, "a")
+    await publish(broker, b"held", b"settled meanwhile", b"told as settled", b"lost")
+    held, settled, told, _ = await peer.take(4)
+    await peer.close()
+    broker = await start()
+    again, other = gateway(broker), gateway(broker)
+    await again.join(1, "a", held=[held.position], planned=[told.position], credit=0)
+    await again.done(settled._replace(member_id=1))
+    await other.join(1, "b")
+    assert bodies(await other.take(1)) == [b"lost"]
+    await again.credit(1, 10)
+    assert await again.is_silent()
+    await again.close()
+    assert bodies(await other.take(1)) == [b"held"]
+    assert await other.is_silent()
+
+
 async def test_a_connection_that_comes_back_keeps_what_it_holds(broker: Stack, gateway: Gateway) -> None:
     await broker.create("t", 1)
     peer, again = gateway(broker), gateway(broker)

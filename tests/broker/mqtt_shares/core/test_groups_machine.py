@@ -322,7 +322,7 @@ class ShareMachine(RuleBasedStateMachine):
         for body in self.durable[offset:]:
             restored.apply_body(body)
         self.core = ShareGroups()
-        self.core.restore(restored, self.now_ms)
+        self.core.restore(restored, self.now_ms, self.end)
         self.waiting_for_log = []
         for client in self.clients:
             client.is_known = False
