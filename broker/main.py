@@ -8,14 +8,18 @@ import signal
 from broker.alerts.channels import refuse_open_secrets
 from broker.app.lives import Lives
 from broker.app.metric_help import BROKER, REPLICATION, STORE
+from broker.app.reconfiguring import ROOMS
 from broker.app.replicas import ReplicaProcess
 from broker.app.takeover import Takeovers
+from holdmq.config.changes import BROKER as BROKER_SERVICE
+from holdmq.config.changes import Adjustment
 from holdmq.config.model import Config
 from holdmq.coordination.counted import HELP as COORDINATION
 from holdmq.rpc.auth import HELP, ServerSecurity
 from holdmq.service.interpreter import prepare_interpreter, work_in_batches
 from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service
+from holdmq.service.reloading import PATH, Reloading
 from holdmq.service.telemetry import METRICS
 
 
@@ -23,8 +27,7 @@ async def main(config: Config, service: Service) -> None:
     """Run one broker until `service.stopping`; raises HoldMQError when it cannot start."""
     work_in_batches()
     security = ServerSecurity.of(config, "broker")
-    config.alarms.check()
-    refuse_open_secrets(config.alarms)
+    check(config)
     lives = Lives(config, service, security)
     replica = ReplicaProcess(config, service, lives, security) if config.replication.replicas else None
     sources = [
@@ -39,7 +42,17 @@ async def main(config: Config, service: Service) -> None:
         ]
     METRICS.register(Numbers(*sources))
     prepare_interpreter()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload_soon)
+    adjustments = [Adjustment.of(row.section, row.keys, lives.adjust(row.room)) for row in ROOMS]
+    if replica is not None:
+        adjustments.append(Adjustment.of("alarms", "interval_s cooldown_s", replica.reconfigure))
+    reloading = Reloading(BROKER_SERVICE, config, adjustments, check)
+    service.controls[PATH] = reloading.control
+
+    def hung_up() -> None:
+        security.reload_soon()
+        reloading.soon()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)
     if replica is not None:
         await replica.live()
         return
@@ -51,3 +64,10 @@ async def main(config: Config, service: Service) -> None:
     finally:
         if takeovers is not None:
             await takeovers.close()
+
+
+def check(config: Config) -> None:
+    """Refuse what a broker does not start with; blocking. Raises ConfigError."""
+    config.alarms.check()
+    refuse_open_secrets(config.alarms)
+    config.rpc_anonymous_allowed("broker")

@@ -6,12 +6,14 @@ import asyncio
 import signal
 from pathlib import Path
 
+from holdmq.config.changes import REGISTRY, Adjustment
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import HELP, ServerSecurity
 from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service, listen_error
+from holdmq.service.reloading import PATH, Reloading
 from holdmq.service.telemetry import METRICS
 from registry.server import RegistryServer
 
@@ -27,7 +29,19 @@ async def main(config: Config, service: Service) -> None:
     await asyncio.to_thread(server.load, section.accept_backup)
     server.rpc.security = security
     METRICS.register(Numbers(NumberSource("holdmq_rpc_", HELP, security.numbers)))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload_soon)
+    scanning_keys = Adjustment.of(
+        "registry",
+        "scan_interval_s broker_expiry_s",
+        lambda c: server.reconfigure(c.registry.scan_interval_s, c.registry.broker_expiry_s),
+    )
+    reloading = Reloading(REGISTRY, config, [scanning_keys], _check)
+    service.controls[PATH] = reloading.control
+
+    def hung_up() -> None:
+        security.reload_soon()
+        reloading.soon()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)
     try:
         port = await server.listen(section.bind, section.port)
     except StartupError as error:
@@ -43,3 +57,8 @@ async def main(config: Config, service: Service) -> None:
             scanning.cancel()
     finally:
         await server.close()
+
+
+def _check(config: Config) -> None:
+    """Refuse what a start would."""
+    config.rpc_anonymous_allowed("registry")

@@ -7,6 +7,7 @@ ORDER_GET, ORDER_SET.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from pathlib import Path
@@ -119,6 +120,7 @@ class RegistryServer:
         self._cluster = cluster
         self._scan_interval_s = scan_interval_s
         self._broker_expiry_s = broker_expiry_s
+        self._reconfigured = asyncio.Event()
         self._log = telemetry.get_logger()
         routes: dict[RequestCode, OnRequest] = {
             RequestCode.BROKER_REGISTER: self._register,
@@ -158,8 +160,18 @@ class RegistryServer:
     async def scan(self) -> None:
         """Drop silent brokers, every scan interval; runs until it is cancelled."""
         while True:
-            await asyncio.sleep(self._scan_interval_s)
+            # Not a mere sleep: a shorter interval counts from when it is set.
+            self._reconfigured.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._scan_interval_s):
+                    await self._reconfigured.wait()
             self._dropped(self.tables.expire(time.monotonic(), self._broker_expiry_s), "expired")
+
+    def reconfigure(self, scan_interval_s: float, broker_expiry_s: float) -> None:
+        """Look for silent brokers now, and from then on at this interval; they are after this expiry."""
+        self._scan_interval_s = scan_interval_s
+        self._broker_expiry_s = broker_expiry_s
+        self._reconfigured.set()
 
     async def close(self) -> None:
         """Stop listening, close every connection, and write what is not written."""

@@ -95,6 +95,18 @@ class AlarmWatch(RequestFamily):
         self.channels = channels(self._section, self._broker)
         self._timer = self._loop.call_later(self._section.interval_s, self._tick)
 
+    def reconfigure(self, section: AlarmsSection) -> None:
+        """Take other thresholds, rules and times, and look by them at once; the channels stay as they are."""
+        self._section = section
+        self._rules = section.rules()
+        self._rule_of = {}
+        self.alarms.cooldown_s = section.cooldown_s
+        self._letters.quiet_s = section.cooldown_s
+        self._copy_readings.reconfigure(section.replica_lag_s, section.copies_missing_s)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(0, self._tick)
+
     def release_all(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -52,6 +52,14 @@ class LeaderlessWatch:
         for channel in self._channels:
             channel.put(notices)
 
+    def reconfigure(self, section: AlarmsSection) -> None:
+        """Take other times; the channels stay as they are."""
+        self._section = section
+        self.alarms.cooldown_s = section.cooldown_s
+        if self._timer is not None:
+            self._timer.cancel()
+            self._again()
+
     def stop(self) -> None:
         """Look at nothing any more."""
         if self._timer is not None:

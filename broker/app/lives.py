@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from broker.alerts.core.shard_copies import KnowsCopies, OneCopy
 from broker.app.calls import Identity
 from broker.app.compose import Broker
 from broker.app.engine import StorageEngine, engine_of
+from broker.app.reconfiguring import ROOMS, BrokerAdjustment
 from broker.app.registration import Registration
 from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
 from broker.readers.readers import TopicReaders
@@ -68,7 +70,8 @@ class Lives:
         self._config = config
         self._service = service
         self._security = security
-        self._living: list[Broker] = []
+        self._living: dict[Broker, Registration | None] = {}
+        self._in_force: Config | None = None
         self.serving = 0
         """Brokers that are open for clients."""
         self.stopping = service.stopping
@@ -80,6 +83,16 @@ class Lives:
     def store_numbers(self) -> dict[str, int | float]:
         """Gauges and counters of their stores; called on any thread."""
         return _sum([dict(broker.store.numbers()) for broker in list(self._living)])
+
+    def adjust(self, room: BrokerAdjustment) -> Callable[[Config], None]:
+        """What applies a configuration to a room of every broker that lives here, now and later."""
+
+        def apply(config: Config) -> None:
+            self._in_force = config
+            for broker, registration in self._living.items():
+                room(config, broker, registration)
+
+        return apply
 
     async def settle(self) -> None:
         """Make durable what the brokers here have in memory alone and must not lose; raises HoldMQError."""
@@ -188,10 +201,10 @@ class Lives:
         )
         await loop.run_in_executor(None, broker.load, accept_backup)
         try:
-            self._living.append(broker)
+            self._living[broker] = None
             await self._serve(life, broker)
         finally:
-            self._living.remove(broker)
+            del self._living[broker]
             await loop.run_in_executor(None, broker.close)
 
     async def _serve(self, life: Life, broker: Broker) -> None:
@@ -225,6 +238,11 @@ class Lives:
             Security.of(config),
         )
         broker.topics.table_changed.subscribe(registration.changed)
+        self._living[broker] = registration
+        if self._in_force is not None:
+            # Made from the configuration of the process's start, which has changed since.
+            for row in ROOMS:
+                row.room(self._in_force, broker, registration)
         registration.start()
         checks = (broker.store.state, registration.state)
         for check in checks:

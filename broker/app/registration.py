@@ -48,6 +48,11 @@ class Registration:
             client.start()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="registration")
 
+    def reconfigure(self, interval_s: float) -> None:
+        """Register now, and then at another interval."""
+        self._interval_s = interval_s
+        self._changed.set()
+
     def state(self) -> tuple[bool, str]:
         """Readiness: registered with at least one registry."""
         if any(self.registered.values()):

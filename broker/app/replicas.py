@@ -108,6 +108,10 @@ class ReplicaProcess:
             security=security,
         )
 
+    def reconfigure(self, config: Config) -> None:
+        """Take other times of the alarm that nobody leads."""
+        self._leaderless.reconfigure(config.alarms)
+
     async def live(self) -> None:
         """Replicate until the process is to stop. Raises HoldMQError."""
         settings = self._config.replication

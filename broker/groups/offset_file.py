@@ -176,6 +176,13 @@ class OffsetFile:
         self._saved_at = asyncio.get_running_loop().time()
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 
+    def reconfigure(self, interval_s: float) -> None:
+        """Save at another interval, counted from now."""
+        self._interval_s = interval_s
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(interval_s, self._tick)
+
     async def close(self) -> None:
         """Save what changed, then stop; the store must still be open."""
         if self._timer is not None:

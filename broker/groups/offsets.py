@@ -114,7 +114,7 @@ class OffsetRequests(RequestFamily):
         self._settings = settings
         self._leases = leases
         self._offset_at = offset_at
-        self._is_sync = is_sync
+        self.is_sync = is_sync
         self._loop = asyncio.get_running_loop()
         self._consumers = consumers
         self._shared = shared
@@ -156,7 +156,7 @@ class OffsetRequests(RequestFamily):
             reports = [r for r in reports if self.table.get(header.group, r.topic, r.queue_id) < 0]
         refused = self.apply(request.connection, header.group, reports)
         answer = OffsetReportResponse(refused)
-        if (header.wait_for_disk or self._is_sync) and not request.command.is_one_way:
+        if (header.wait_for_disk or self.is_sync) and not request.command.is_one_way:
             self.reply_durable(request, answer)
         else:
             request.reply(answer)

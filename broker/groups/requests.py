@@ -150,6 +150,14 @@ class Groups(RequestFamily):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
+    def reconfigure(self, settings: BrokerSection) -> None:
+        """Take other values of the broker's keys for groups; a lease that is held lasts as it was granted."""
+        self.settings.table.reconfigure(settings.groups_max, settings.auto_create_groups)
+        self.members.group_max = settings.group_members_max
+        self.leases.lease_s = settings.queue_lease_s
+        self.offset_file.reconfigure(settings.offset_save_interval_s)
+        self.offsets.is_sync = settings.offset_commit == "sync"
+
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
             RequestCode.GROUP_JOIN: self.join,

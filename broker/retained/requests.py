@@ -111,9 +111,7 @@ class Retained(RequestFamily):
         self.in_hand_bytes = 0
         self._store = store
         self._topics = topics
-        self._retained_max = settings.retained_max
-        self._retained_max_bytes = settings.retained_max_bytes
-        self._message_max_bytes = settings.retained_message_max_bytes
+        self.reconfigure(settings)
         self._record_max_bytes = record_max_bytes
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
@@ -125,6 +123,12 @@ class Retained(RequestFamily):
         self.expiry = RetainedExpiry(store, self, clock_ms)
 
     # The part
+
+    def reconfigure(self, settings: BrokerSection) -> None:
+        """Take other bounds; what is past a lower one stays until it is put or cleared."""
+        self._retained_max = settings.retained_max
+        self._retained_max_bytes = settings.retained_max_bytes
+        self._message_max_bytes = settings.retained_message_max_bytes
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {

@@ -132,6 +132,15 @@ class TopicRequests(RequestFamily):
         self._told_due = False
         self._showing: set[tuple[str, int]] = set()
 
+    def reconfigure(
+        self, auto_create: bool, hide_grace_s: float, topics_max: int, queues_default: int
+    ) -> None:
+        """Take other values of the broker's keys for topics; what exists stays as it is."""
+        self._auto_create = auto_create
+        self._hide_grace_s = hide_grace_s
+        self.table.topics_max = topics_max
+        self.table.queues_default = queues_default
+
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
             RequestCode.TOPIC_CREATE: self.create,

@@ -131,7 +131,7 @@ def clear(
     passwords."""
     if (client is None) != all_:
         raise UsageError("name a client, or say --all")
-    query = {"principal": client, "all": 1 if all_ else None}
+    query: dict[str, Any] = {"principal": client, "all": 1 if all_ else None}
     (row,) = ask(given.configuration(), admin, "POST", "/bans", **query)
     given.tell(row, f"{row['lifted']} bans lifted")
 

@@ -1,20 +1,27 @@
-"""``holdmq config keys | check | show``."""
+"""``holdmq config keys | check | show | reload``."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic import BaseModel, SecretStr
 from rich.console import Console
 
+from holdmq.cli.control import Admin, ask
 from holdmq.cli.options import CommandGroup, Given, Output, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
+from holdmq.config.changes import RELOADED
 from holdmq.config.sources import reference, table_reference
+from holdmq.errors import StartupError, UsageError
+from holdmq.service.process import EXIT_FAILED
+from holdmq.service.reloading import PATH
 
 app = CommandGroup(
-    "Configuration: the reference of all keys, a check, the values in force.", "holdmq config keys"
+    "Configuration: the reference of all keys, a check, the values in force, taking over changes.",
+    "holdmq config keys",
 )
 
 
@@ -25,10 +32,10 @@ def keys(output: Output) -> None:
     if output.as_json:
         print_json([row._asdict() for row in rows])
         return
-    table = PlainTable("key", "default", "unit", "environment variable", "meaning", show_lines=True)
+    table = PlainTable("key", "default", "unit", "environment variable", "change", "meaning", show_lines=True)
     for row in rows:
         default = f"{shown(row.default)} ({', '.join(filter(None, (row.type, row.range)))})"
-        table.add_row(row.key, default, row.unit, row.env, row.meaning)
+        table.add_row(row.key, default, row.unit, row.env, row.change, row.meaning)
     _console().print(table)
 
 
@@ -80,6 +87,67 @@ def show(given: Given) -> None:
             say(f"# {name} is set, and not shown{note}")
         else:
             say(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
+
+
+@app.add("reload", example="holdmq config reload broker gateway")
+def reload(
+    given: Given,
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SERVICE]...",
+            help="registry, broker; all that run here if none is named.",
+            show_default=False,
+        ),
+    ] = None,
+    admin: Admin = "",
+) -> None:
+    """Have running services read their configuration again; say what changed, and what needs a restart.
+
+    Each reads the file, the environment and the --set that it was started with. One whose configuration is
+    wrong changes nothing.
+    """
+    loaded = given.configuration()
+    names = services or list(RELOADED)
+    unknown = sorted(set(names) - set(RELOADED))
+    if unknown:
+        raise UsageError(f"{', '.join(unknown)} reads nothing again; {', '.join(RELOADED)} do")
+    if admin and len(names) != 1:
+        raise UsageError("--admin is the port of one process: name its service")
+    results: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            (answer,) = ask(loaded, admin, "POST", PATH, name)
+            results.append({"service": name, "changed": [], "waiting": [], "error": "", **answer})
+        except UsageError as error:
+            results.append({"service": name, "changed": [], "waiting": [], "error": str(error)})
+        except StartupError:
+            # Without names: what does not run here is no failure.
+            if services:
+                raise
+    if not results:
+        raise StartupError(
+            "no service answers at its admin port on this machine; --admin HOST:PORT names another port"
+        )
+    if given.as_json:
+        print_json(results)
+    else:
+        for result in results:
+            for line in _came_of(result):
+                say(line)
+    if any(result["error"] for result in results):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _came_of(result: dict[str, Any]) -> list[str]:
+    name = result["service"]
+    if result["error"]:
+        return [f"{name}: nothing was changed: {result['error']}"]
+    changed, waiting = result["changed"], result["waiting"]
+    lines = [f"{name}: changed: {', '.join(changed)}" if changed else f"{name}: nothing to change"]
+    if waiting:
+        lines.append(f"{name}: waits for a restart: {', '.join(waiting)}")
+    return lines
 
 
 def shown(value: Any) -> str:

@@ -19,6 +19,7 @@ reads the sources.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
@@ -487,11 +488,25 @@ class Config(BaseModel):
     client: ClientSection = ClientSection()
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+    _file: str | None = PrivateAttr(None)
+    _sets: tuple[str, ...] = PrivateAttr(())
 
-    def with_sources(self, sources: dict[str, str]) -> Config:
+    def with_sources(self, sources: dict[str, str], file: str | None, sets: Sequence[str]) -> Config:
         """Remember where the values of the keys in `sources` come from, and return self."""
         self._sources.update(sources)
+        self._file = file
+        self._sets = tuple(sets)
         return self
+
+    @property
+    def file(self) -> str | None:
+        """The TOML file that was read; None = there was none."""
+        return self._file
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """What was given as ``--set``."""
+        return self._sets
 
     def source_of(self, key: str) -> str:
         """Return where the value of ``section.key`` comes from: a file, a variable, --set, or "default"."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from holdmq.config.changes import is_reloaded
 from holdmq.config.model import Config
 from holdmq.config.section import Section
 from holdmq.errors import ConfigError
@@ -37,6 +38,8 @@ class KeyInfo(NamedTuple):
     unit: str
     env: str
     meaning: str
+    change: str
+    """"reload" = a running process takes it over, as told; "restart" = its next start does."""
 
 
 class _Given(NamedTuple):
@@ -75,7 +78,7 @@ def load(
         within[name] = _checked(item, field)
         sources[item.key] = item.source
     try:
-        return Config.model_validate(values).with_sources(sources)
+        return Config.model_validate(values).with_sources(sources, str(path) if path else None, sets)
     except ValidationError as error:
         # Each value is right by itself; a section found that they do not go together.
         problem = error.errors()[0]
@@ -87,13 +90,21 @@ def load(
         ) from error
 
 
+def load_again(config: Config, environ: Mapping[str, str] | None = None) -> Config:
+    """Read the sources of `config` anew: its file, the environment as it is now, and the same ``--set``.
+
+    Raises ConfigError as `load` does; `config` itself is not changed.
+    """
+    return load(Path(config.file) if config.file else None, config.sets, environ)
+
+
 def reference() -> list[KeyInfo]:
     """Return every key with type, default, unit, environment variable and meaning."""
     rows = []
     for key, field in _fields().items():
         unit = _UNITS.get(key.rsplit("_", 1)[-1], "") if "_" in key else ""
         facts = (_type_name(field), field.default, _range_of(field), unit)
-        rows.append(KeyInfo(key, *facts, env_name(key), field.description or ""))
+        rows.append(KeyInfo(key, *facts, env_name(key), field.description or "", _change_of(key)))
     return rows
 
 
@@ -103,11 +114,16 @@ def table_reference() -> list[KeyInfo]:
         KeyInfo(
             f"{key}[].{name}",
             *(_type_name(field), _default_of(field), _range_of(field), "", "", field.description or ""),
+            _change_of(key),
         )
         for key, of_list in _fields().items()
         if (table := _table_of(of_list.annotation)) is not None
         for name, field in table.model_fields.items()
     ]
+
+
+def _change_of(key: str) -> str:
+    return "reload" if is_reloaded(key) else "restart"
 
 
 def env_name(key: str) -> str:

@@ -105,7 +105,7 @@ class AdminServer:
         handler = _handler(
             {"/startz": started, "/readyz": ready, "/healthz": alive},
             collect or _own_metrics,
-            controls or {},
+            {} if controls is None else controls,
             hosts or AllowedHosts(),
             clock,
         )
@@ -263,7 +263,10 @@ def _handler(
             if control is None:
                 self._answer(HTTPStatus.NOT_FOUND, b"try /startz, /readyz, /healthz or /metrics\n")
             elif not is_loopback(self.client_address[0]) or CONTROL_HEADER not in self.headers:
-                self._answer(HTTPStatus.FORBIDDEN, b"only for commands on this machine: holdmq trace, ban\n")
+                self._answer(
+                    HTTPStatus.FORBIDDEN,
+                    b"only for commands on this machine: holdmq config reload, trace, ban\n",
+                )
             else:
                 query = parse_qs(self.path.partition("?")[2])
                 self._stream(control(method, {name: values[-1] for name, values in query.items()}))

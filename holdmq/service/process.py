@@ -66,7 +66,7 @@ _BEAT_INTERVAL_S: Final = 1.0
 class Service:
     """What a service's ``main`` gets from its process."""
 
-    __slots__ = ("_beat", "_checks", "admin_port", "config", "log", "name", "stopping")
+    __slots__ = ("_beat", "_checks", "admin_port", "config", "controls", "log", "name", "stopping")
 
     def __init__(self, name: str, config: Config, log: telemetry.Logger, stopping: asyncio.Event) -> None:
         self.name = name
@@ -76,6 +76,8 @@ class Service:
         """Set by SIGTERM or SIGINT: drain, then return."""
         self.admin_port = 0
         """The admin server's port as bound."""
+        self.controls: dict[str, Control] = {}
+        """What the admin server answers by path, beside health and metrics."""
         self._checks: list[ReadyCheck] = []
         self._beat = time.monotonic()
 
@@ -134,7 +136,9 @@ def run_service(name: str, config: Config, main: ServiceMain, stop_limit_s: floa
 
     async def shell(stopping: asyncio.Event) -> None:
         service = Service(name, config, telemetry.get_logger(), stopping)
-        admin = start_admin(name, config, service.start, service.readiness, service.liveness)
+        admin = start_admin(
+            name, config, service.start, service.readiness, service.liveness, controls=service.controls
+        )
         service.admin_port = admin.port
         beating = asyncio.create_task(service.beat())
         try:

@@ -123,12 +123,22 @@ def setup(service: str, log: LogSection, stream: TextIO | None = None, *, replic
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
         )
     )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    # Libraries chat at info; their warnings are what an operator needs.
-    root.setLevel(logging.DEBUG if log.level == "debug" else max(logging.WARNING, _LEVELS[log.level]))
+    logging.getLogger().handlers[:] = [handler]
+    set_level(log)
     logging.captureWarnings(True)
     return get_logger()
+
+
+def set_level(log: LogSection) -> None:
+    """Write from now on what is at least as severe as `log` says; the rest of the set-up stays."""
+    kept = {
+        **structlog.get_config(),
+        "wrapper_class": structlog.make_filtering_bound_logger(_LEVELS[log.level]),
+    }
+    structlog.configure(**kept)
+    # Libraries chat at info; their warnings are what an operator needs.
+    least = logging.DEBUG if log.level == "debug" else max(logging.WARNING, _LEVELS[log.level])
+    logging.getLogger().setLevel(least)
 
 
 def get_logger(**bound: Any) -> Logger:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from holdmq.config.model import StorageSection
+
 
 class QueueNeed(NamedTuple):
     """A reader that still wants `offset` of a queue; `seen_ms`: when it was last there (a session: now)."""
@@ -32,6 +34,9 @@ class MessageRetention(Protocol):
 
     def keep_for(self, needs: Callable[[], Iterable[Need]]) -> None:
         """Keep what these need from now on, when consumed messages alone may go; called on any thread."""
+
+    def reconfigure(self, settings: StorageSection) -> None:
+        """Keep by other rules from the next round on; called on the loop."""
 
     def set_topic_age(self, topic: str, age_ms: int | None) -> None:
         """Keep a topic's messages for so long only; UsageError when the log itself keeps them shorter."""

@@ -91,7 +91,7 @@ class ShardImport:
             lambda _: None,
             lambda: source.store_id,
             lambda: ShardEnds(source.first_position, source.end),
-            settings.retention_age_s * 1000,
+            lambda: settings.retention_age_s * 1000,
             lambda: now_ms,
         )
         # What only consumers keep is theirs to give up, once the broker knows them.

@@ -55,7 +55,7 @@ class KvIndex:
         queue_of: Callable[[tuple[str, int]], Queue | None],
         store_id: Callable[[], bytes],
         ends: Callable[[], ShardEnds],
-        kept_ms: int,
+        kept_ms: Callable[[], int],
         clock_ms: Callable[[], int],
     ) -> None:
         self._server = server
@@ -99,7 +99,7 @@ class KvIndex:
                     self._buckets.clear()
                 self._buckets.add(name)
                 # An hour's index goes once all of the hour's messages have.
-                commands += (3, "PEXPIRE", name, 2 * HOUR_MS + self._kept_ms)
+                commands += (3, "PEXPIRE", name, 2 * HOUR_MS + self._kept_ms())
 
     def by_key(
         self,
@@ -148,7 +148,7 @@ class KvIndex:
         max_bytes = min(max_bytes, BYTES_MAX)
         now_ms = self._clock_ms()
         newest = min(end_ms, now_ms + HOUR_MS) // HOUR_MS
-        oldest = max(begin_ms, now_ms - self._kept_ms - HOUR_MS, 0) // HOUR_MS
+        oldest = max(begin_ms, now_ms - self._kept_ms() - HOUR_MS, 0) // HOUR_MS
         records: list[Record] = []
         size = looked_at = 0
         lowest = LOG_END

@@ -38,9 +38,7 @@ class KvRetention:
     ) -> None:
         self.first_position = 0
         self.trimmed_total = 0
-        self.age_ms = settings.retention_age_s * 1000
-        self._is_kept_for_readers = settings.delete == "consumed"
-        self._expiry_ms = settings.group_expiry_s * 1000
+        self.reconfigure(settings)
         self._server = server
         self._keys = keys
         self._reader = reader
@@ -52,6 +50,13 @@ class KvRetention:
     def keep_for(self, needs: Callable[[], Iterable[Need]]) -> None:
         """Keep what these need from now on, when consumed messages alone may go."""
         self._needs = needs
+
+    def reconfigure(self, settings: StorageSection) -> None:
+        """Keep by other rules from the next round on, and look for what is due at another interval."""
+        self.interval_s = settings.retention_interval_ms / 1e3
+        self.age_ms = settings.retention_age_s * 1000
+        self._is_kept_for_readers = settings.delete == "consumed"
+        self._expiry_ms = settings.group_expiry_s * 1000
 
     def set_topic_age(self, topic: str, age_ms: int | None) -> None:
         """Keep a topic's messages for so long only; UsageError when the log itself keeps them shorter."""

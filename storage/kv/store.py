@@ -141,7 +141,7 @@ class KvStore:
             self._queue_of,
             lambda: self.store_id,
             lambda: ShardEnds(self.retention.first_position, self.confirmed_position),
-            settings.retention_age_s * 1000,
+            lambda: self.retention.age_ms,
             clock_ms,
         )
         self.store_id = b""
@@ -564,7 +564,7 @@ class KvStore:
                         self._report_loss(int(end), confirmed)
                     if wanted and self._tell_wanted is not None and not self._is_home:
                         self._post(self._tell_wanted)
-                if now - trimmed >= self._settings.retention_interval_ms / 1e3:
+                if now - trimmed >= self.retention.interval_s:
                     trimmed = now
                     changed = self.retention.round(list(self._queues.values()), self.confirmed_position)
                     if changed:

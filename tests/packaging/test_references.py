@@ -14,7 +14,7 @@ from references import PAGES, declared_metrics
 from holdmq.config.sources import reference
 
 PROCESSES = ("registry", "broker", "gateway", "console", "stats")
-AREAS = "gateway|broker|replication|coordination|store|registry|rpc|stats|console|admin|log|build"
+AREAS = "gateway|broker|replication|coordination|store|registry|rpc|stats|console|admin|log|build|config"
 NAME = re.compile(rf"holdmq_({AREAS})_[a-z0-9_]+\Z")
 BOUNDED_LABELS = {
     "box",  # kinds of queries

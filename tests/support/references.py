@@ -29,6 +29,10 @@ Every key, its default, type and range, its environment variable and what it mea
 `--set section.key=value`. `holdmq config check` says whether a configuration would be accepted,
 `holdmq config show` what is in force and where each value comes from.
 
+Each key ends in *reload* or *restart*: what a running process takes over (`holdmq config reload`
+or SIGHUP), and what counts from its next start on; see
+[operating.md](operating.md#changing-settings-without-a-restart).
+
 This page is written by `make references` from the configuration's model, and a test fails when it
 is not what the model says.
 """
@@ -48,6 +52,7 @@ DECLARING: Final = (
     "console.app",
     "console.sql.box",
     "holdmq.service.admin",
+    "holdmq.service.reloading",
     "registry.server",
     "spark_streaming.main",
     "spark_streaming.job.backlog",
@@ -95,7 +100,7 @@ def configuration_page() -> str:
 
 
 def _key(row: KeyInfo) -> str:
-    facts = [row.type, row.range, row.unit, f"`{row.env}`" if row.env else ""]
+    facts = [row.type, row.range, row.unit, f"`{row.env}`" if row.env else "", f"*{row.change}*"]
     head = f"**`{row.key}`** = `{shown(row.default)}`; {', '.join(filter(None, facts))}"
     return _item(head) + _wrapped(row.meaning, "  ", "  ")
 

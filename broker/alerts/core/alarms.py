@@ -87,7 +87,7 @@ class Alarms:
         """Alarms that were raised, and when each was over (ms since the epoch)."""
         self.raised_total = 0
         self.refused = 0
-        self._cooldown_s = cooldown_s
+        self.cooldown_s = cooldown_s
         self._alarms_max = alarms_max
         self._told_at: dict[AlarmKey, float] = {}
 
@@ -107,7 +107,7 @@ class Alarms:
                 if alarm.is_told:
                     notices.append(alarm.notice(State.OVER, value, now_ms))
         self._told_at = {
-            key: at for key, at in self._told_at.items() if key in self.raised or at + self._cooldown_s > now
+            key: at for key, at in self._told_at.items() if key in self.raised or at + self.cooldown_s > now
         }
         known_keys = {*self.raised, *self._told_at}
         for reading in found.values():
@@ -127,7 +127,7 @@ class Alarms:
             self.raised_total += 1
         alarm.reading = reading
         alarm.peak = max(alarm.peak, reading.value)
-        if now - self._told_at.get(alarm.key, float("-inf")) < self._cooldown_s:
+        if now - self._told_at.get(alarm.key, float("-inf")) < self.cooldown_s:
             return []
         state = State.LASTS if alarm.is_told else State.RAISED
         alarm.is_told = True
@@ -139,7 +139,7 @@ class DeadLetterCounts:
     """Dead letters of each group, until none came for `quiet_s`."""
 
     def __init__(self, quiet_s: float, groups_max: int = DEAD_LETTER_GROUPS_MAX) -> None:
-        self._quiet_s = quiet_s
+        self.quiet_s = quiet_s
         self._groups_max = groups_max
         self._counts: dict[str, int] = {}
         self._last_at: dict[str, float] = {}
@@ -154,6 +154,6 @@ class DeadLetterCounts:
     def take(self, now: float) -> dict[str, int]:
         """How many each group gave up since it was quiet last; those that are quiet now are forgotten."""
         for group, at in list(self._last_at.items()):
-            if now - at >= self._quiet_s:
+            if now - at >= self.quiet_s:
                 del self._last_at[group], self._counts[group]
         return dict(self._counts)

@@ -65,6 +65,11 @@ class CopyReadings:
         self._missing_s = missing_s
         self._missing_since: float | None = None
 
+    def reconfigure(self, lag_s: int, missing_s: int) -> None:
+        """Take other thresholds; how long copies have been missing counts on."""
+        self._lag_s = lag_s
+        self._missing_s = missing_s
+
     def of(self, copies: ShardCopies, now: float) -> Iterator[Reading]:
         """Readings at `now`, of a clock in seconds that never goes back."""
         if self._lag_s:

@@ -77,7 +77,7 @@ class Members(Generic[Owner]):
     ) -> None:
         self.expiry_s = expiry_s
         self.expired = 0
-        self._group_max = group_max
+        self.group_max = group_max
         self._members_max = members_max
         self._version = first_version
         self._versions: dict[str, int] = {}
@@ -144,10 +144,10 @@ class Members(Generic[Owner]):
             )
         if (owner, group) in self._by_renewal or replaced is not None:
             return
-        if len(others) >= self._group_max:
+        if len(others) >= self.group_max:
             raise RemoteError(
                 Code.LIMIT_EXCEEDED,
-                f"group {group!r} has broker.group_members_max ({self._group_max}) members",
+                f"group {group!r} has broker.group_members_max ({self.group_max}) members",
             )
         if len(self._by_renewal) >= self._members_max:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{self._members_max} members of groups at this broker")

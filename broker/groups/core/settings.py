@@ -115,6 +115,11 @@ class GroupTable:
         self._groups_max = groups_max
         self._auto_create = auto_create
 
+    def reconfigure(self, groups_max: int, auto_create: bool) -> None:
+        """Take other values of the broker's keys for groups; those that exist stay."""
+        self._groups_max = groups_max
+        self._auto_create = auto_create
+
     def take(self, groups: dict[str, GroupSetting]) -> None:
         """Groups were written: they are the table now."""
         self.groups = groups

@@ -141,6 +141,12 @@ class Retention:
         """Ask these, on the flushing thread, what readers still need before a segment goes by its age."""
         self._needs = needs
 
+    def reconfigure(self, settings: StorageSection) -> None:
+        """Keep by other rules from the next round on, and look for what is due at another interval."""
+        # One reference each: a round on the flushing thread has the old rules or the new ones.
+        self._limits = limits_of(settings)
+        self._interval_s = settings.retention_interval_ms / 1e3
+
     def set_topic_age(self, topic: str, age_ms: int | None) -> None:
         """Keep a topic's messages for so long only (None = as long as the log): its first offsets rise.
 

@@ -1,0 +1,134 @@
+"""Settings that change while services run: by `holdmq config reload`, and by SIGHUP."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run_here
+from processes import Stack, wait_until
+
+from holdmq.client.sync import SyncAdmin
+from holdmq.errors import Code, RemoteError
+
+BEFORE = "[broker]\ntopics_max = 1\ntopic_queues_default = 2\n[registry]\nscan_interval_s = 600\n"
+
+
+@contextmanager
+def configured(directory: Path, text: str, *services: str) -> Iterator[Stack]:
+    """Services that read a file, beside what a test's stack gives them as --set."""
+    stack = Stack(directory)
+    file(stack).write_text(text)
+    try:
+        for name in services:
+            stack.start(name, "--config", str(file(stack)))
+        yield stack
+    finally:
+        for name in reversed(list(stack.processes)):
+            stack.stop(name)
+
+
+def file(stack: Stack) -> Path:
+    return stack.directory / "holdmq.toml"
+
+
+def reload(stack: Stack, name: str, *options: str) -> Any:
+    return run_here(
+        "config", "reload", name, "--admin", f"127.0.0.1:{stack.admin_ports[name]}", "--json", *options
+    )
+
+
+def came_of(stack: Stack, name: str) -> dict[str, Any]:
+    (result,) = json.loads(reload(stack, name).stdout)
+    return dict(result)
+
+
+@pytest.fixture
+def brokered(tmp_path: Path) -> Iterator[Stack]:
+    with configured(tmp_path, BEFORE, "registry", "broker") as stack:
+        yield stack
+
+
+def test_a_running_broker_takes_what_can_change_and_names_what_waits(brokered: Stack) -> None:
+    with SyncAdmin([brokered.registry]) as admin:
+        admin.create_topic("first")
+        with pytest.raises(RemoteError, match=r"broker\.topics_max \(1\)") as refused:
+            admin.create_topic("second")
+        assert refused.value.code == Code.TOPIC_LIMIT
+        file(brokered).write_text(
+            "[broker]\ntopics_max = 3\ntopic_queues_default = 5\nshared_window = 128\n"
+            "[storage]\nretention_age_s = 86400\n[alarms]\ndead_letters = 5\n"
+        )
+        result = came_of(brokered, "broker")
+        assert result == {
+            "service": "broker",
+            "changed": [
+                "alarms.dead_letters",
+                "broker.topic_queues_default",
+                "broker.topics_max",
+                "storage.retention_age_s",
+            ],
+            "waiting": ["broker.shared_window"],
+            "error": "",
+        }
+        admin.create_topic("second")
+        assert [topic.queues for topic in admin.topics(names=["second"])] == [5]
+        with pytest.raises(RemoteError, match="86400000 ms"):
+            admin.create_topic("third", retention_ms=2 * 86_400_000)
+    assert brokered.metric("broker", "holdmq_config_keys_waiting") == 1
+    assert brokered.metric("broker", 'holdmq_config_reloads_total{result="applied"}') == 1
+
+
+def test_a_wrong_file_changes_nothing_and_is_told_by_key(brokered: Stack) -> None:
+    file(brokered).write_text("[broker]\ntopics_max = 3\ntopic_queues_default = 50000\n")
+    outcome = reload(brokered, "broker")
+    assert outcome.returncode == 1
+    (result,) = json.loads(outcome.stdout)
+    assert result["changed"] == []
+    assert 'the value 50000 of "broker.topic_queues_default"' in result["error"]
+    assert str(file(brokered)) in result["error"]
+    file(brokered).write_text("[alarms]\nsmtp_host = 'mail'\n[broker]\ntopics_max = 3\n")
+    (result,) = json.loads(reload(brokered, "broker").stdout)
+    assert "set alarms.mail_from" in result["error"], "keys that do not go together are no less wrong"
+    with SyncAdmin([brokered.registry]) as admin:
+        admin.create_topic("first")
+        with pytest.raises(RemoteError, match=r"topics_max \(1\)"):
+            admin.create_topic("second")
+    assert brokered.metric("broker", 'holdmq_config_reloads_total{result="refused"}') == 2
+
+
+def test_sighup_does_it_too_and_the_log_has_the_answer(brokered: Stack) -> None:
+    file(brokered).write_text(BEFORE.replace("600", "1").replace("topics_max = 1", "topics_max = 2"))
+    for name, key in (("registry", "registry.scan_interval_s"), ("broker", "broker.topics_max")):
+        brokered.processes[name].send_signal(signal.SIGHUP)
+        wait_until(said(brokered, name, [key]), f"{name} takes {key}")
+
+
+def test_the_registry_forgets_brokers_by_the_new_expiry_at_once(brokered: Stack) -> None:
+    file(brokered).write_text("[registry]\nscan_interval_s = 0.1\nbroker_expiry_s = 0.2\n")
+    result = came_of(brokered, "registry")
+    assert result["changed"] == ["registry.broker_expiry_s", "registry.scan_interval_s"]
+    # It registers once a second, and so is gone between two times.
+    wait_until(lambda: brokered.metric("registry", "holdmq_registry_brokers") == 0, "the broker expires")
+
+
+def test_the_level_of_the_log_changes(brokered: Stack) -> None:
+    file(brokered).write_text(BEFORE + "[log]\nlevel = 'error'\n")
+    assert came_of(brokered, "broker")["changed"] == ["log.level"]
+    before = brokered.log("broker").count("was read again")
+    file(brokered).write_text(BEFORE)
+    assert came_of(brokered, "broker")["changed"] == ["log.level"]
+    wait_until(lambda: brokered.log("broker").count("was read again") > before, "info is logged again")
+
+
+def said(stack: Stack, name: str, keys: list[str]) -> Callable[[], bool]:
+    def holds() -> bool:
+        lines = [json.loads(line) for line in stack.log(name).splitlines() if line.startswith("{")]
+        return any(line.get("changed") == keys for line in lines)
+
+    return holds
