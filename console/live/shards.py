@@ -71,16 +71,18 @@ class Shards:
             answers = await self._admin.replicas()
         except HoldMQError as error:
             return f"the brokers cannot be asked: {error}"
-        silent = []
+        failed: dict[str, HoldMQError] = {}
         for broker, found in answers.items():
             if isinstance(found, HoldMQError):
-                silent.append(broker)
+                failed[broker] = found
             else:
                 self._known.pop(broker, None)
                 self._known[broker] = found
         while len(self._known) > SHARDS_MAX:
             del self._known[next(iter(self._known))]
-        return f"no answer from {', '.join(sorted(silent))}" if silent else ""
+        if not failed:
+            return ""
+        return f"{', '.join(sorted(failed))} cannot be asked: {failed[min(failed)]}"
 
     def _replicas(self, broker: str, addresses: dict[str, str]) -> ShardReplicas:
         return ShardReplicas(broker, addresses, self._client_id, "console", self._security)

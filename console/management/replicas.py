@@ -84,7 +84,7 @@ def endpoints(cluster: Cluster, shards: Shards) -> list[Endpoint]:
         now = await shards.now()
         answer = ShardList(shards=[_shard(view) for view in now.shards])
         if now.notice:
-            answer.notice = f"{now.notice}: shards that only they know are missing"
+            answer.notice = f"{now.notice}; shards that were not seen before are missing"
         return answer
 
     async def switch(call: Call) -> Result:
