@@ -374,7 +374,11 @@ class Replica:
         order = sorted(state.in_sync)
         after = order.index(state.leader) + 1 if state.leader in order else 0
         place = (order.index(self._replica) - after) % len(order)
-        return now - self._free_since >= place * self._settings.stagger_s
+        wait_s = place * self._settings.stagger_s
+        if self.copying is not None:
+            # A leader that still answers has given L up for another one, or takes it again.
+            wait_s += self._settings.switch_s
+        return now - self._free_since >= wait_s
 
     def _stand(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
         """Stop to fetch, and take L."""

@@ -7,7 +7,8 @@ from itertools import count
 import pytest
 
 from broker.replication.core.log_view import LogView
-from broker.replication.core.replica import Replica
+from broker.replication.core.messages import CopyWelcome
+from broker.replication.core.replica import Replica, ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
 from holdmq.coordination.api import ShardSnapshot, ShardState
 from storage.api.replication import Epoch
@@ -52,3 +53,27 @@ def test_it_leads_itself_and_may_not_serve_without_the_others(replica: Replica) 
     replica.was_read(1006.0, ShardSnapshot(mine, 6, "a"))
     assert not replica.is_leaderless(1001.4 + SETTINGS.ttl_s / 2)
     assert replica.is_leaderless(1001.5 + SETTINGS.ttl_s / 2), "it holds the lease, and nobody serves"
+
+
+def test_who_still_follows_leaves_a_free_lease_to_whom_the_leader_asks(replica: Replica) -> None:
+    replica.tick(1000.0)
+    replica.was_read(1000.1, ShardSnapshot(STATE, 5, "b"))
+    assert replica.role is ReplicaRole.COPYING
+    replica.answered(1001.0, "b", CopyWelcome(3, b"store", 0, (Epoch(3, 0),), 0, 100))
+    # The leader gives the lease up for a third one, which needs a moment to take it.
+    free = ShardSnapshot(STATE, 5, "")
+    for at in (1001.0, 1001.0 + SETTINGS.switch_s / 2):
+        replica.tick(at)
+        replica.was_read(at, free)
+        assert replica.role is ReplicaRole.COPYING
+    replica.was_read(1001.0 + SETTINGS.switch_s, free)
+    assert replica.role is ReplicaRole.CAMPAIGNING, "nobody took it"
+
+
+def test_who_follows_nobody_takes_a_free_lease_at_once(replica: Replica) -> None:
+    replica.tick(1000.0)
+    replica.was_read(1000.1, ShardSnapshot(STATE, 5, "b"))
+    replica.answered(1000.2, "b", None)
+    assert replica.role is ReplicaRole.WAITING
+    replica.was_read(1000.3, ShardSnapshot(STATE, 5, ""))
+    assert replica.role is ReplicaRole.CAMPAIGNING
