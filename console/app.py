@@ -26,6 +26,7 @@ from console.live.cluster import Cluster
 from console.live.feed import SharedFeed
 from console.live.shards import Shards
 from console.management import (
+    bans,
     connected,
     dead_letters,
     groups,
@@ -70,6 +71,7 @@ def endpoint_table(
             *dead_letters.endpoints(clients),
             *replicas.endpoints(cluster, shards),
             *connected.endpoints(clients),
+            *bans.endpoints(clients),
             *sessions.endpoints(cluster, clients),
             *stored.endpoints(clients),
             *analysis.endpoints(analyses),

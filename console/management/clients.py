@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from holdmq.client.admin import Admin
+from holdmq.client.bans import BanAdmin
 from holdmq.client.connected import ClientAdmin
 from holdmq.client.dead_letters import DeadLetters
 from holdmq.client.groups import GroupAdmin
@@ -27,6 +28,7 @@ class ClusterClients:
         self.groups = GroupAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.sessions = SessionAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.connected = ClientAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
+        self.bans = BanAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.messages = Messages(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.letters = DeadLetters(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.retained = RetainedAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
@@ -36,7 +38,7 @@ class ClusterClients:
     async def open(self) -> None:
         """Begin using the routes; returns at once."""
         for one in (
-            self.groups, self.sessions, self.connected, self.messages, self.letters, self.retained,
+            self.groups, self.sessions, self.connected, self.bans, self.messages, self.letters, self.retained,
             self.producer,
         ):  # fmt: skip
             await self._stack.enter_async_context(one)

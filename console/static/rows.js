@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 // `columns` are { title, class, cell(row) }; `cell` answers text, an element, or several.
 export function table(label, columns, attributes = {}) {
   return h("table", { "aria-label": label, ...attributes },
-    h("thead", {}, h("tr", {}, columns.map((column) => h(`th${dotted(column)}`, { scope: "col" }, column.title)))), h("tbody"));
+    h("thead", {}, h("tr", {}, columns.map((column) => h(`th${dotted(column)}`, { scope: "col" }, column.title || h("span.sr", {}, column.name ?? ""))))), h("tbody"));
 }
 
 export const dotted = (column) => (column.class ? `.${column.class.replaceAll(" ", ".")}` : "");

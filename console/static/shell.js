@@ -10,7 +10,7 @@ import { themeSwitch } from "./theme_switch.js";
 const NAVIGATION = [
   ["Now", [["/", "Overview"], ["/replicas", "Replicas"], ["/alarms", "Alarms"]]],
   ["Messages", [["/topics", "Topics"], ["/messages", "Search"], ["/groups", "Groups"], ["/dead-letters", "Dead letters"]]],
-  ["Clients", [["/clients", "Clients"], ["/sessions", "Sessions"], ["/connections", "Connections"]]],
+  ["Clients", [["/clients", "Clients"], ["/sessions", "Sessions"], ["/bans", "Bans"], ["/connections", "Connections"]]],
   ["Past", [["/analysis", "Analysis"]]],
   ["Access", [["/accounts", "Accounts", "admin"], ["/audit", "Audit", "admin"]]],
 ];
@@ -27,6 +27,7 @@ const PAGES = [
   [/^\/dead-letters\/([^/]+)$/, "dead_letters_of", "Dead letters"],
   [/^\/clients$/, "clients", "Clients"],
   [/^\/clients\/([^/]+)$/, "client", "Client"],
+  [/^\/bans$/, "bans", "Bans"],
   [/^\/sessions$/, "sessions", "Sessions"],
   [/^\/sessions\/([^/]+)$/, "session", "Session"],
   [/^\/connections$/, "connections", "Connections"],

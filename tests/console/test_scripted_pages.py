@@ -20,6 +20,7 @@ PAGES = {
     "billing ": "/dead-letters/billing",
     "Clients": "/clients",
     "meter-001 ": "/clients/meter-001",
+    "Bans": "/bans",
     "Sessions": "/sessions",
     "meter-001": "/sessions/meter-001",
     "Connections": "/connections",
@@ -322,6 +323,36 @@ async def test_clients_are_searched_by_the_server_and_sent_away_after_their_numb
     await page.goto(script.url + "/clients/meter-001")
     await expect(page.get_by_role("cell", name="commands/+/#")).to_be_visible()
     await expect(page.get_by_role("button", name="Disconnect")).to_have_count(0)
+    assert faults == []
+    await page.close()
+
+
+async def test_clients_are_banned_and_let_in_again_and_a_mistake_stands_beside_its_field(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/bans")
+    await expect(page.get_by_role("table", name="Bans", exact=True).locator("tbody tr")).to_have_count(4)
+    await expect(page.get_by_role("table", name="Bans that gateways have made")).to_contain_text("gateway-1")
+    await button(page, "Ban clients").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("What").select_option("address")
+    await dialog.get_by_label("Value").fill("192.0.2.0/24")
+    await dialog.get_by_label("For how long").fill("soon")
+    await button(dialog, "Ban").click()
+    await expect(dialog).to_contain_text("write it as 15m, 2h or 30d")
+    await dialog.get_by_label("For how long").fill("2h")
+    await dialog.get_by_label("Why").fill("scanner")
+    await button(dialog, "Ban").click()
+    await expect(dialog).to_be_hidden()
+    await button(page, "Lift the ban of 10.0.0.0/8").click()
+    await button(dialog, "Lift the ban").click()
+    await expect(dialog).to_be_hidden()
+    wanted = {"kind": "address", "value": "192.0.2.0/24", "reason": "scanner", "seconds": 7200}
+    assert script.said == [("POST", "bans", wanted), ("DELETE", "bans/address/10.0.0.0/8", None)]
+    script.be("viewer")
+    await page.goto(script.url + "/bans")
+    await expect(page.get_by_role("table", name="Bans", exact=True)).to_contain_text("scan-*")
+    await expect(page.get_by_role("button", name="Ban clients")).to_have_count(0)
     assert faults == []
     await page.close()
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from processes import Stack, free_port, running_stack
+from mqtt_client import MqttClient
+from processes import Stack, free_port, running_stack, wait_until
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -130,6 +131,51 @@ def test_a_group_is_made_moved_and_deleted(console: httpx.Client) -> None:
     assert "billing" in [g["group"] for g in done(console.get("groups", params={"sort": "-lag"}))["groups"]]
     assert console.delete("groups/billing").status_code == 204
     assert console.get("groups/billing").status_code == 404
+
+
+def test_clients_are_found_shown_and_sent_away_and_the_audit_log_says_by_whom(
+    stack: Stack, console: httpx.Client
+) -> None:
+    clients = [MqttClient(stack.mqtt_port, f"api-{n}", clean=True, expiry_s=0) for n in range(5)]
+    clients[0].subscribe("plant/#")
+    wanted = {"client": "api-", "limit": 3, "sort": "-client_id", "protocol": "5"}
+    first = done(console.get("clients", params=wanted))
+    assert [row["client_id"] for row in first["clients"]] == ["api-4", "api-3", "api-2"]
+    assert first["total"] == 5
+    rest = done(console.get("clients", params={**wanted, "after": first["next"]}))
+    assert ([row["client_id"] for row in rest["clients"]], rest["next"]) == (["api-1", "api-0"], None)
+    shown = done(console.get("clients/api-0"))
+    assert shown["filters"] == [{"filter": "plant/#", "qos": 1}]
+    assert shown["bytes_in"] > 0
+    assert console.get("clients/nobody").status_code == 404
+    assert console.post("clients/kick", json={}).status_code == 400
+    assert console.get("clients", params={"after": "7"}).status_code == 400
+    assert console.get("clients", params={"address": "here"}).status_code == 400
+    assert done(console.post("clients/kick", json={"client": "api-*", "dry_run": True}))["clients"] == 5
+    assert done(console.post("clients/api-1/disconnect"))["clients"] == 1
+    assert (
+        done(console.post("clients/kick", json={"client": "api-*", "address": "127.0.0.1"}))["clients"] == 4
+    )
+    audit = done(console.get("audit", params={"q": "clients/kick"}))["rows"]
+    assert {(row["account"], row["status"]) for row in audit} == {("admin", 200), ("admin", 400)}
+    MqttClient.close_all()
+
+
+def test_clients_are_banned_and_let_in_again(stack: Stack, console: httpx.Client) -> None:
+    made = done(
+        console.post("bans", json={"kind": "pattern", "value": "api/*", "reason": "why", "seconds": 60})
+    )
+    assert (made["by"], made["reason"]) == ("admin", "why")
+    assert MqttClient(stack.mqtt_port, "api/1", clean=True).connack.reason_code == 0x8A
+    found = done(console.get("bans"))
+    assert (found["bans"], found["flapping"]) == ([made], [])
+    assert console.post("bans", json={"kind": "address", "value": "here"}).status_code == 400
+    assert done(console.delete("bans/pattern/api%2F*"))["value"] == "api/*"
+    assert console.delete("bans/pattern/api%2F*").status_code == 404
+    assert console.delete("bans/colour/red").status_code == 400
+    wait_until(lambda: stack.metric("gateway", "holdmq_gateway_fleet_bans") == 0, "gateways know")
+    assert MqttClient(stack.mqtt_port, "api/1", clean=True).connack.reason_code == 0
+    MqttClient.close_all()
 
 
 def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:

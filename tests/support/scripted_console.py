@@ -122,6 +122,17 @@ def client_row(number: int) -> dict[str, Any]:
     }
 
 
+def ban_row(kind: str, value: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "value": value,
+        "reason": ODD_NAME,
+        "by": "grace",
+        "made_ms": 1_790_000_000_000,
+        "until_ms": 1_890_000_000_000 if kind == "user" else None,
+    }
+
+
 def session_row(number: int) -> dict[str, Any]:
     return {
         "client_id": f"meter-{number:03}",
@@ -183,6 +194,12 @@ def alarm_row(state: str) -> dict[str, Any]:
     }
 
 
+BANNED: Final = (
+    ("address", "10.0.0.0/8"),
+    ("client_id", ODD_NAME),
+    ("pattern", "scan-*"),
+    ("user", "depot"),
+)
 QUEUE: Final = {"broker": "broker-0", "queue_id": 0, "first_offset": 5, "end_offset": 1005}
 """A queue as every page that names queues has it."""
 
@@ -318,6 +335,8 @@ ORDERS: Final[dict[str, dict[str, Any]]] = {
     "dead-letters/billing/resend": {"resent": 1, "repeated": 0, "failures": []},
     "dead-letters/billing/purge": {"purged": 8},
     "replicas/broker-0/switch": {"leader": "b"},
+    "bans": ban_row("address", "192.0.2.0/24"),
+    "bans/address/10.0.0.0/8": {"kind": "address", "value": "10.0.0.0/8"},
     "clients/kick": {"clients": 6, "dry_run": True},
     "accounts": {"account": {"name": "grace"}, "password": "shown-once"},
     "tokens": {"record": {"name": "ci"}, "token": "shown-once"},
@@ -345,6 +364,18 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
         "next": None,
     },
     "clients": {"clients": [client_row(number) for number in range(6)], "total": 6, "next": None},
+    "bans": {
+        "bans": [ban_row(kind, value) for kind, value in BANNED],
+        "flapping": [
+            {
+                "gateway": "gateway-1",
+                "principal": ODD_NAME,
+                "address": "10.0.0.7",
+                "connects": 16,
+                "left_s": 250,
+            }
+        ],
+    },
     "sessions": {"sessions": [session_row(number) for number in range(6)], "total": 6, "next": None},
     "dead-letters": {
         "groups": [{"group": "billing", "messages": 8, "resent": 4}],
