@@ -86,6 +86,8 @@ def test_a_groups_life_on_the_command_line(cli: Cli) -> None:
     assert (made[0]["retry_max_times"], made[0]["delay_levels_ms"]) == (5, [500, 60_000])
     changed = parsed(cli, "group", "update", "life", "--no-consume", "--delay-levels", "")
     assert (changed[0]["consume_enable"], changed[0]["retry_max_times"]) == (False, 5)
+    changed = parsed(cli, "group", "update", "life", "--slow-reads-at", "0")
+    assert (changed[0]["which_broker_when_consume_slowly"], changed[0]["consume_enable"]) == (0, False)
     assert changed[0]["delay_levels_ms"] == []
     assert parsed(cli, "group", "pause", "life")[0]["is_paused"]
     shown = cli("group", "list").stdout
