@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdmq.client.pull_consumer import PullConsumer
     from holdmq.client.queries import MessagePage, Messages, QueueAt
     from holdmq.client.route import Link, RouteTable, TopicRoute
+    from holdmq.client.seen_keys import SeenInSql, SeenInTable, key_of
     from holdmq.client.shared_consumer import SharedConsumer
     from holdmq.client.shared_member import SharedMessage
     from holdmq.client.sync import (
@@ -62,6 +63,8 @@ __all__ = [
     "QueueProgress",
     "RouteTable",
     "Security",
+    "SeenInSql",
+    "SeenInTable",
     "SendResult",
     "SharedConsumer",
     "SharedMessage",
@@ -85,6 +88,7 @@ __all__ = [
     "TopicQueue",
     "TopicRoute",
     "TopicView",
+    "key_of",
 ]
 
 _NAMES = {
@@ -102,6 +106,7 @@ _NAMES = {
     "holdmq.client.pull_consumer": ("PullConsumer",),
     "holdmq.client.queries": ("MessagePage", "Messages", "QueueAt"),
     "holdmq.client.route": ("Link", "RouteTable", "TopicRoute"),
+    "holdmq.client.seen_keys": ("SeenInSql", "SeenInTable", "key_of"),
     "holdmq.client.shared_consumer": ("SharedConsumer",),
     "holdmq.client.shared_member": ("SharedMessage",),
     "holdmq.client.sync": (

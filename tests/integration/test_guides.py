@@ -14,6 +14,7 @@ PAGES = (
     "consumers.md",
     "delay.md",
     "groups.md",
+    "idempotence.md",
     "messages.md",
     "producer.md",
     "retry.md",
