@@ -62,6 +62,11 @@ class SystemTopics:
         self._said: dict[str, str] = {}
         self._rounds: deque[Iterator[None]] = deque()
 
+    def reconfigure(self, interval_s: float) -> None:
+        """Send at another interval, the next time at once."""
+        self._interval_s = interval_s
+        self._due_at = 0.0
+
     def subscribed(self, session: Session, filters: Mapping[str, bool]) -> None:
         """SUBACK was sent for these filters (True: it is new); those that are ours get their first values."""
         known = session.outbound.subscriptions if session.outbound is not None else {}

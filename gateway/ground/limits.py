@@ -58,17 +58,22 @@ class SessionLimits:
     def __init__(self, section: GatewaySection, allow_anonymous: bool, authenticates: bool = False) -> None:
         self.allow_anonymous = allow_anonymous
         self.authenticates = authenticates
-        self.client_id_max_bytes = section.client_id_max_bytes
+        # Clients were told these, or what is remembered of topics was judged by them: they stay.
         self.connect_max_bytes = min(CONNECT_MAX_BYTES, section.packet_max_bytes)
+        self.packet_max_bytes = section.packet_max_bytes
+        self.receive_max = section.receive_max
+        self.topic_levels_max = section.topic_levels_max
+        self.topic_max_bytes = section.topic_max_bytes
+        self.reconfigure(section)
+
+    def reconfigure(self, section: GatewaySection) -> None:
+        """Take the limits that sessions may meet from now on; what a CONNACK said stays as it was said."""
+        self.client_id_max_bytes = section.client_id_max_bytes
         self.filters_max = section.filters_per_client_max
         self.inflight_max = section.inflight_max
         self.keepalive_max_s = section.keepalive_max_s
-        self.packet_max_bytes = section.packet_max_bytes
         self.plus_levels_max = section.plus_levels_per_client_max
-        self.receive_max = section.receive_max
         self.response_prefix = section.response_prefix
         self.server_reference = section.server_reference or None
         self.session_expiry_max_s = section.session_expiry_max_s
-        self.topic_levels_max = section.topic_levels_max
-        self.topic_max_bytes = section.topic_max_bytes
         self.unauthenticated_s = section.unauthenticated_s

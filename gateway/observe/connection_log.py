@@ -52,7 +52,7 @@ class ConnectionLog:
     """Counts and writes the lines of one worker. Without `is_on` only refusals are logged."""
 
     def __init__(self, is_on: bool, worker: int, counters: Counters) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._worker = worker
         self._counters = counters
         self._connects = self._leaves = self._refusals = 0
@@ -60,7 +60,7 @@ class ConnectionLog:
 
     def connected(self, connection: LoggedConnection) -> None:
         """A client was admitted."""
-        if not self._is_on:
+        if not self.is_on:
             return
         self._connects += 1
         if self._connects > LINES_PER_S:
@@ -80,7 +80,7 @@ class ConnectionLog:
     def losing(self, connection: LoggedConnection) -> None:
         """The socket of a client is about to go: what it carried cannot be asked for later."""
         self._traffic = (
-            traffic_of(connection.transport) if self._leaves < LINES_PER_S and self._is_on else UNKNOWN
+            traffic_of(connection.transport) if self._leaves < LINES_PER_S and self.is_on else UNKNOWN
         )
 
     def ended(self, connection: LoggedConnection, event: Closed, now: float) -> None:
@@ -99,7 +99,7 @@ class ConnectionLog:
                     **fields,
                     **_peer(connection),
                 )
-        elif was_connected and self._is_on:
+        elif was_connected and self.is_on:
             self._leaves += 1
             if self._leaves <= LINES_PER_S:
                 log.info(

@@ -21,6 +21,7 @@ from gateway.edge.listeners import Listener, listeners_of
 from gateway.parent.binding import BoundListener, bind
 from gateway.parent.control import Controls
 from gateway.parent.metrics import GatewayCollector, Reports
+from gateway.parent.settings import GatewaySettings
 from gateway.worker.parent_socket import MESSAGE_MAX_BYTES
 from gateway.worker.serving import serve
 from holdmq.config.model import Config
@@ -29,6 +30,7 @@ from holdmq.service import telemetry
 from holdmq.service.admin import AdminServer
 from holdmq.service.host_rule import AllowedHosts
 from holdmq.service.process import die_with_parent, run_until_stopped, start_admin
+from holdmq.service.reloading import PATH
 
 GC_THRESHOLD: Final = 20_000
 """Container objects made between two young collections: a full batch of publishes makes about as many."""
@@ -77,6 +79,8 @@ class WorkerSupervisor:
         # One key for all workers, which they inherit with what was counted so far.
         self._login_failures = failures_of(self._section, secrets.token_bytes(32))
         self._controls = Controls(self._reports.workers, self._wake_soon, self._login_failures)
+        self._settings = GatewaySettings(config, self._wake_soon)
+        self._controls.paths[PATH] = self._settings.control
         self._wake_write: socket.socket | None = None
 
     def _wake_soon(self) -> None:
@@ -161,7 +165,7 @@ class WorkerSupervisor:
         now = time.monotonic()
         child = self._children[pid] = _WorkerProcess(index, pid, parent_end, now, now)
         self._selector.register(parent_end, selectors.EVENT_READ, child)
-        for command in self._controls.in_force():
+        for command in [*self._controls.in_force(), *self._settings.in_force()]:
             _command(child, command)
 
     def _be_worker(self, index: int, report: socket.socket, parent_pid: int) -> int:
@@ -203,6 +207,7 @@ class WorkerSupervisor:
             self._stop()
         if self._is_reload_asked:
             self._is_reload_asked = False
+            self._settings.ask()
             for child in self._children.values():
                 os.kill(child.pid, signal.SIGHUP)
         for key, _ in self._selector.select(1.0):
@@ -210,6 +215,9 @@ class WorkerSupervisor:
                 wake.recv(4096)
             else:
                 self._read_report(key.data)
+        for command in self._settings.take():
+            for child in self._children.values():
+                _command(child, command)
         for command, sender in self._controls.take():
             for child in self._children.values():
                 if child.index != sender:

@@ -103,15 +103,24 @@ class AdmissionGate:
         self._parent = parent
         self.is_draining = False
         self._section = section
-        self._rate = Bucket(section.connect_rate_max, now()) if section.connect_rate_max else None
+        self._rate: Bucket | None = None
         self._addresses = AddressCounts() if section.connections_per_address_max else None
         self._flapping: Flapping | None = None
-        if section.flapping_connects_max:
-            self._flapping = Flapping(section.flapping_connects_max, section.flapping_window_s)
         self.bans = Bans()
         self.unauthenticated: UnauthenticatedBytes[GuardedConnection] = UnauthenticatedBytes(
             section.unauthenticated_max_bytes
         )
+
+        self.reconfigure(section)
+
+    def reconfigure(self, section: GatewaySection) -> None:
+        """Take other limits: connects are counted anew, who is connected or banned stays so."""
+        self._section = section
+        self._counters.connections_max = section.connections_max
+        self.unauthenticated.max_bytes = section.unauthenticated_max_bytes
+        self._rate = Bucket(section.connect_rate_max, self._now()) if section.connect_rate_max else None
+        flapping = section.flapping_connects_max
+        self._flapping = Flapping(flapping, section.flapping_window_s) if flapping else None
 
     def opened(self, connection: GuardedConnection) -> None:
         """A connection was accepted, and is counted."""

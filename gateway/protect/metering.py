@@ -118,6 +118,17 @@ class Metering:
         has_rates = bool(messages_per_s or bytes_per_s)
         self.meter = Meter(counters, now, messages_per_s, bytes_per_s) if has_rates else None
 
+    def reconfigure(self, messages_per_s: float, bytes_per_s: float) -> None:
+        """Take other rates: who waits for the old ones is read again, and everybody begins anew."""
+        before = self.meter
+        noise = None if before is None else before.noise
+        self.meter = None
+        if messages_per_s or bytes_per_s or noise is not None:
+            self.meter = Meter(self._counters, self._now, messages_per_s, bytes_per_s)
+            self.meter.noise = noise
+        if before is not None:
+            before.tick(float("inf"))
+
     def listen_for_noise(self, is_wanted: bool) -> None:
         """Measure what each client sends, or not any more."""
         if is_wanted and self.meter is None:

@@ -48,10 +48,16 @@ class OverloadWatch:
         self._counters = counters
         self._metering = metering
         self._core = Overload(section.overload_lag_ms / 1000, memory_watermark(section, workers))
+        self._workers = workers
         self._busy_since: float | None = None
         self._paused: dict[MeteredConnection, float] = {}
         """Clients that are not read, and until when."""
         self._gave_back_at = 0.0
+
+    def reconfigure(self, section: GatewaySection) -> None:
+        """Take other limits: the next sample is judged by them."""
+        self._core.lag_limit_s = section.overload_lag_ms / 1000
+        self._core.memory_limit_bytes = memory_watermark(section, self._workers)
 
     @property
     def level(self) -> int:

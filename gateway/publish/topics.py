@@ -52,7 +52,7 @@ class ClientTopics:
         self._routes = routes
         self._links = links
         self._counters = counters
-        self._mqtt_topics_max = mqtt_topics_max
+        self.mqtt_topics_max = mqtt_topics_max
         self._allowances = Allowances(creates_per_minute_max)
         self._loop = asyncio.get_running_loop()
         self._known = 0
@@ -111,7 +111,7 @@ class ClientTopics:
         if self._routes.get(topic) is not None:
             return False
         now = self._loop.time()
-        if self._known >= self._mqtt_topics_max or self._full.get(topic, 0.0) > now:
+        if self._known >= self.mqtt_topics_max or self._full.get(topic, 0.0) > now:
             return True
         refused = self._refused.get(topic)
         if topic in self._waiting or (refused is not None and refused[1] > now):

@@ -62,6 +62,10 @@ class Draining:
         self._counters = counters
         self._now = now
 
+    def reconfigure(self, section: GatewaySection) -> None:
+        """Drain at another rate; drain_s stays, as the parent waits for it."""
+        self._section = section
+
     async def drain(self) -> None:
         """Disconnect the clients at a steady rate, each after its acknowledgements, and flush."""
         self._counters.draining = 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.deliver.system_topics import SystemTopics
     from gateway.observe.tracing import Tracing
     from gateway.protect.gate import AdmissionGate
+    from holdmq.config.changes import LiveSettings
 
 MESSAGE_MAX_BYTES: Final = 64 << 10
 """A message between a worker and its parent, either way: who takes it reads so much at once, and no more."""
@@ -67,7 +68,7 @@ class ParentSocket(ParentPort):
 
 
 class ParentCommands:
-    """Does what the parent says: bans, logins, who is to be traced, all workers' numbers for `$SYS`."""
+    """Does what the parent says: bans, logins, settings, whom to trace, all workers' numbers for `$SYS`."""
 
     def __init__(
         self,
@@ -75,12 +76,14 @@ class ParentCommands:
         logins: Logins,
         tracing: Tracing,
         system: SystemTopics,
+        settings: LiveSettings,
         now: Callable[[], float],
     ) -> None:
         self._gate = gate
         self._logins = logins
         self._tracing = tracing
         self._system = system
+        self._settings = settings
         self._now = now
 
     def obey(self, command: dict[str, Any]) -> None:
@@ -94,6 +97,8 @@ class ParentCommands:
             self._logins.forget(command["unban"])
         elif "login_failed" in command or "logins_known" in command:
             self._logins.told(command)
+        elif "settings" in command:
+            self._settings.apply(command["settings"])
         elif "trace" in command:
             self._tracing.start(command["trace"], command["client"], command["topic"], command["seconds"])
         elif "untrace" in command:

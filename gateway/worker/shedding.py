@@ -32,6 +32,10 @@ class HotWorkerRelief:
         self._gate = gate
         self._counters = counters
 
+    def reconfigure(self, section: GatewaySection) -> None:
+        """Send clients away above another number, or at another rate."""
+        self._shedding.reconfigure(section.shed_above, section.shed_rate)
+
     def each_second(self, now: float) -> None:
         """Send away those that are due: clients that wait for no acknowledgement and so need not repeat."""
         if self._gate.is_draining:

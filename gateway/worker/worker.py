@@ -32,6 +32,7 @@ from gateway.worker.parent_socket import ParentCommands
 from gateway.worker.reception import Reception
 from gateway.worker.reporting import Reporting
 from gateway.worker.roster import BrokerRoster
+from gateway.worker.settings import settings_of
 from gateway.worker.shedding import HotWorkerRelief
 from holdmq.config.model import Config
 from holdmq.credentials.login_failures import LoginFailures
@@ -159,7 +160,6 @@ class Worker:
         reporting = self.reporting = Reporting(
             index, parent, links, roster, listeners, past, retained_puts, counters
         )
-        self.commands = ParentCommands(gate, logins, tracing, deliveries.system, now)
         self.draining = Draining(
             index,
             section,
@@ -173,6 +173,11 @@ class Worker:
             now,
         )
         relief = HotWorkerRelief(section, reception.connections, gate, counters)
+        settings = settings_of(
+            config, context.limits, gate, metering, overload, topics, relief, self.draining, connection_log,
+            deliveries.system,
+        )  # fmt: skip
+        self.commands = ParentCommands(gate, logins, tracing, deliveries.system, settings, now)
         self.clock = WorkerClock(
             reception.wheel,
             turn,

@@ -18,6 +18,7 @@ from holdmq.config.section import Section
 
 REGISTRY: Final = "registry"
 BROKER: Final = "broker"
+GATEWAY: Final = "gateway"
 
 
 def _keys(section: str, names: str) -> frozenset[str]:
@@ -43,6 +44,16 @@ RELOADED: Final[Mapping[str, frozenset[str]]] = {
     | _keys(
         "alarms", "interval_s cooldown_s backlog dead_letters lost_records replica_lag_s copies_missing_s"
     ),
+    GATEWAY: _LOG
+    | _keys(
+        "gateway",
+        "connections_max unauthenticated_s unauthenticated_max_bytes keepalive_max_s inflight_max "
+        "filters_per_client_max plus_levels_per_client_max client_id_max_bytes session_expiry_max_s "
+        "response_prefix server_reference connect_rate_max publish_rate_max publish_bytes_rate_max "
+        "mqtt_topics_max flapping_connects_max flapping_window_s flapping_ban_s overload_lag_ms "
+        "overload_memory_bytes drain_rate drain_is_final shed_above shed_rate log_connections "
+        "sys_interval_s",
+    ),
 }
 """Service → the keys that it takes over while it runs. Each is in the service's table of adjustments."""
 
@@ -51,6 +62,7 @@ READ: Final[Mapping[str, frozenset[str]]] = {
     BROKER: frozenset(
         {"cluster", "broker", "storage", "replication", "coordination", "security", "alarms", "log", "client"}
     ),
+    GATEWAY: frozenset({"gateway", "access", "security", "log", "client"}),
 }
 """Service → the sections that it reads."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 from command_line import run_here
-from processes import Stack, wait_until
+from mqtt_client import MqttClient
+from processes import SERVICES, Stack, wait_until
 
 from holdmq.client.sync import SyncAdmin
 from holdmq.errors import Code, RemoteError
@@ -124,6 +126,64 @@ def test_the_level_of_the_log_changes(brokered: Stack) -> None:
     file(brokered).write_text(BEFORE)
     assert came_of(brokered, "broker")["changed"] == ["log.level"]
     wait_until(lambda: brokered.log("broker").count("was read again") > before, "info is logged again")
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Stack]:
+    with configured(tmp_path, "[gateway]\nkeepalive_max_s = 50\n", *SERVICES) as stack:
+        yield stack
+
+
+def test_every_worker_takes_what_changed_and_so_does_one_that_is_started_again(whole: Stack) -> None:
+    def granted() -> set[int | None]:
+        clients = [MqttClient(whole.mqtt_port, f"k{n}") for n in range(12)]
+        found = {client.connack.properties.server_keep_alive for client in clients}
+        for client in clients:
+            client.disconnect()
+        return found
+
+    assert granted() == {50}
+    file(whole).write_text("[gateway]\nkeepalive_max_s = 40\nreceive_max = 9\n[access]\nsys_topics = true\n")
+    result = came_of(whole, "gateway")
+    assert result["changed"] == ["gateway.keepalive_max_s"]
+    assert result["waiting"] == ["access.sys_topics", "gateway.receive_max"]
+    wait_until(lambda: granted() == {40}, "all workers have it")
+    whole.kill_workers()
+    wait_until(lambda: granted() == {40}, "workers that are started later have it")
+
+
+def test_a_gateway_with_a_wrong_file_stays_as_it_was(whole: Stack) -> None:
+    file(whole).write_text("[gateway]\nkeepalive_max_s = 0\n")
+    outcome = reload(whole, "gateway")
+    assert outcome.returncode == 1
+    assert "gateway.keepalive_max_s" in json.loads(outcome.stdout)[0]["error"]
+    file(whole).write_text("[gateway]\nkeepalive_max_s = 30\n")
+    whole.processes["gateway"].send_signal(signal.SIGHUP)
+    wait_until(said(whole, "gateway", ["gateway.keepalive_max_s"]), "SIGHUP does it, too")
+    client = MqttClient(whole.mqtt_port, "after")
+    wait_until(
+        lambda: MqttClient(whole.mqtt_port, "x").connack.properties.server_keep_alive == 30,
+        "the worker has it",
+    )
+    client.disconnect()
+
+
+def test_a_rate_is_set_and_taken_away_while_a_client_publishes(whole: Stack) -> None:
+    client = MqttClient(whole.mqtt_port, "busy")
+
+    def seconds_for(count: int) -> float:
+        began = time.monotonic()
+        for _ in range(count):
+            client.publish("rated", b"x")
+        return time.monotonic() - began
+
+    seconds_for(3)
+    file(whole).write_text("[gateway]\nkeepalive_max_s = 50\npublish_rate_max = 5\n")
+    assert came_of(whole, "gateway")["changed"] == ["gateway.publish_rate_max"]
+    wait_until(lambda: seconds_for(10) > 1.0, "ten messages take their time at 5/s", 30)
+    file(whole).write_text("")
+    came_of(whole, "gateway")
+    wait_until(lambda: seconds_for(10) < 1.0, "no rate is kept any more", 30)
 
 
 def said(stack: Stack, name: str, keys: list[str]) -> Callable[[], bool]:

@@ -48,16 +48,16 @@ class Overload:
     __slots__ = (
         "_calm_since",
         "_high_since",
-        "_lag_limit_s",
         "_least_lag_s",
-        "_memory_limit",
         "cause",
+        "lag_limit_s",
         "level",
+        "memory_limit_bytes",
     )
 
     def __init__(self, lag_limit_s: float, memory_limit_bytes: int) -> None:
-        self._lag_limit_s = lag_limit_s
-        self._memory_limit = memory_limit_bytes
+        self.lag_limit_s = lag_limit_s
+        self.memory_limit_bytes = memory_limit_bytes
         self._least_lag_s: float | None = None
         self._high_since: float | None = None
         self._calm_since: float | None = None
@@ -74,10 +74,10 @@ class Overload:
     def sample(self, memory_bytes: int, busy_s: float, now: float) -> int:
         """Take a sample, once a second or so; return the level from now on."""
         pressures = {BROKER: busy_s / BUSY_MAX_S}
-        if self._lag_limit_s:
-            pressures[LAG] = (self._least_lag_s or 0.0) / self._lag_limit_s
-        if self._memory_limit:
-            pressures[MEMORY] = memory_bytes / self._memory_limit
+        if self.lag_limit_s:
+            pressures[LAG] = (self._least_lag_s or 0.0) / self.lag_limit_s
+        if self.memory_limit_bytes:
+            pressures[MEMORY] = memory_bytes / self.memory_limit_bytes
         self._least_lag_s = None
         cause, pressure = max(pressures.items(), key=lambda entry: entry[1])
         if pressure >= 1:

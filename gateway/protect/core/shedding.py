@@ -21,13 +21,17 @@ class Shedding:
     """Asked once a second; `above` clients are as many as there should be (0 = nothing is ever done)."""
 
     def __init__(self, above: int, rate: int) -> None:
-        self._above = above
-        self._rate = rate
+        self.reconfigure(above, rate)
         self._sent = 0
         self._began_at: float | None = None
         """When the round that is under way began."""
         self._began_with = 0
         self._rests_until = 0.0
+
+    def reconfigure(self, above: int, rate: int) -> None:
+        """Take other numbers; a round that is under way, or a rest, goes on."""
+        self._above = above
+        self._rate = rate
 
     def due(self, now: float, clients: int) -> int:
         """Return how many of `clients` to send away in this second."""

@@ -31,7 +31,7 @@ def start(start_worker: Start) -> Start:
 
 def too_large(running: Any) -> None:
     """Have a worker be over its memory from now on."""
-    running.worker.overload._core._memory_limit = 1
+    running.worker.overload._core.memory_limit_bytes = 1
 
 
 def look(worker: Any, now: float) -> None:
@@ -68,7 +68,7 @@ async def test_it_recovers_by_itself(start: Start) -> None:
     running = await start()
     too_large(running)
     now = watch(running.worker, 0, PAUSING)
-    running.worker.overload._core._memory_limit = 1 << 60
+    running.worker.overload._core.memory_limit_bytes = 1 << 60
     watch(running.worker, now - running.worker.now(), NORMAL)
     await running.client("new")
     assert running.worker.counters.overload_total == 1
