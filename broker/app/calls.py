@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from broker.alerts.core.shard_copies import KnowsCopies
-from broker.app.subscribers import SHOWN_MAX, Subscriptions
+from broker.app.subscribers import READS_SHOWN_MAX, SHOWN_MAX, ConnectionActivity, Subscriptions
 from broker.kernel.request_family import RequestFamily
 from broker.topics.core.table import TopicTable
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.connection_kinds import kinds_of
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
 from holdmq.wire.headers import (
     PROTOCOL_VERSION,
@@ -44,7 +45,8 @@ class BrokerCalls(RequestFamily):
 
     `connections` are all, with what they said in HELLO (None = nothing yet); `numbers` are the broker's
     metrics; `gateway_heard` is told of each HEARTBEAT of a gateway; `subscriptions` are those of each
-    connection in consumer groups; `copies` says where the replicas of its shard are.
+    connection in consumer groups, `activity` what else it does; `copies` says where the replicas of its
+    shard are.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class BrokerCalls(RequestFamily):
         numbers: Callable[[], Mapping[str, int | float]],
         gateway_heard: Callable[[Connection], None],
         subscriptions: Callable[[], Subscriptions],
+        activity: Callable[[Connection], ConnectionActivity],
         copies: KnowsCopies,
     ) -> None:
+        self._activity = activity
         self._identity = identity
         self._store = store
         self._topics = topics
@@ -139,6 +143,13 @@ class BrokerCalls(RequestFamily):
         for connection, hello in self._connections.items():
             if hello is not None:
                 wanted = subscribed.get(connection, [])
+                activity = self._activity(connection)
+                kinds = kinds_of(
+                    hello.role,
+                    produces=bool(activity.produces),
+                    is_member=bool(wanted),
+                    reads={kind for kind, _ in activity.reads},
+                )
                 state = self._states.get(connection, {}) | _admitted(connection)
                 if wanted:
                     state = state | {"subscriptions": len(wanted)}
@@ -152,6 +163,10 @@ class BrokerCalls(RequestFamily):
                         connection.connected_ms,
                         state,
                         wanted[:SHOWN_MAX],
+                        "" if connection.grants is None else connection.grants.key.name,
+                        kinds,
+                        activity.produces,
+                        sorted({topic for _, topic in activity.reads})[:READS_SHOWN_MAX],
                     )
                 )
         request.reply(ConnectionListResponse(rows))

@@ -21,7 +21,7 @@ from broker.app.calls import BrokerCalls, Identity
 from broker.app.lead_fence import fenced
 from broker.app.order_refusals import refusals
 from broker.app.progress import Progress
-from broker.app.subscribers import subscriptions
+from broker.app.subscribers import activity, subscriptions
 from broker.app.topic_lists import TopicLists
 from broker.app.topic_readers import TopicReaderList
 from broker.bans.requests import BanTable
@@ -219,6 +219,7 @@ class Broker:
             numbers=self.numbers,
             gateway_heard=self.sessions.heard,
             subscriptions=partial(subscriptions, self.groups, self.shared),
+            activity=partial(activity, self.produce.producing, readers.table),
             copies=copies,
         )
         by_filter = [room for room in (self.reads, self.share) if room is not None]

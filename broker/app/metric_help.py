@@ -45,6 +45,7 @@ BROKER: Final = {
     "statistics_group_topics": "(Group, topic) pairs with counts of their own.",
     "statistics_clients": "Clients with counts of their own.",
     "statistics_users": "Access keys with counts of their own.",
+    "producing_connections": "Connections that have sent messages.",
     "topics_temporary": "Temporary topics.",
     "topics_temporary_left_total": "Temporary topics that ended with their last reader, or without one.",
     "moves_in_hand": "Messages that are being sent back, retried or given up now.",

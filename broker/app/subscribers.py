@@ -1,10 +1,11 @@
-"""What each connection subscribes to, in groups of every mode: for the list of connections."""
+"""What each connection does, in groups of every mode and beside them: for the list of connections."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from broker.groups.requests import Groups
+from broker.readers.core.table import ReaderTable
 from broker.shared_groups.requests import SharedMode
 from holdmq.rpc.connection import Connection
 from holdmq.wire.group_headers import SHARED
@@ -12,6 +13,39 @@ from holdmq.wire.headers import SubscriptionRow
 
 SHOWN_MAX: Final = 20
 """Subscriptions that are shown of one connection: a list of 10,000 connections stays in a frame."""
+
+READS_SHOWN_MAX: Final = 10
+"""Topics that are shown of those that one connection reads for no group."""
+
+
+class ConnectionActivity(NamedTuple):
+    """What a connection does: topics that it sent to, and (kind, topic) of what it reads for no group."""
+
+    produces: list[str]
+    reads: list[tuple[str, str]]
+
+
+def activity(
+    producing: SentTopics, readers: ReaderTable[Connection], connection: Connection
+) -> ConnectionActivity:
+    """What a connection does beside its membership of groups; system topics are left out."""
+    reads = [
+        (reader.kind, topic)
+        for reader in readers.of_owner(connection)
+        if isinstance(reader.topics, tuple) and not reader.group
+        for topic in reader.topics
+        if not topic.startswith("%")
+    ]
+    sent = [topic for topic in producing.topics_of(connection) if not topic.startswith("%")]
+    return ConnectionActivity(sent, reads)
+
+
+class SentTopics(Protocol):
+    """What is known of those that produce."""
+
+    def topics_of(self, owner: Connection, /) -> list[str]:
+        """The topics that a connection sent to last."""
+
 
 Subscriptions = dict[Connection, list[SubscriptionRow]]
 

@@ -191,7 +191,9 @@ class Statistics:
         sources = [self._late_sources.popitem() for _ in range(min(count, len(self._late_sources)))]
         if sources:
             deltas = _matrix([counts for _, counts in sources])
-            self.clients.add([source.client_id for source, _ in sources], deltas)
+            # What was confirmed after its connection had closed is nobody's.
+            clients = [at for at, (source, _) in enumerate(sources) if source.client_id]
+            self.clients.add([sources[at][0].client_id for at in clients], deltas[clients])
             users = [at for at, (source, _) in enumerate(sources) if source.user]
             self.users.add([sources[at][0].user for at in users], deltas[users])
         return bool(self._late_queues or self._late_groups or self._late_sources)

@@ -24,6 +24,7 @@ from broker.produce.core.produced import (
     record_of,
 )
 from broker.produce.core.received import ReceivedIds
+from broker.produce.core.sending import ProducingConnections
 from broker.produce.core.sequences import Key, SequencedBatch, Sequences, Verdict
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.credentials.access_keys import Grants
@@ -176,13 +177,18 @@ class Produce(RequestFamily):
         self._store = store
         self._topics = topics
         self._statistics = statistics
+        self.producing: ProducingConnections[Connection] = ProducingConnections()
         self._record_max_bytes = record_max_bytes
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {RequestCode.PRODUCE: self.handle}
 
+    def closed(self, connection: Connection) -> None:
+        self.producing.close(connection)
+
     def numbers(self) -> Mapping[str, int]:
         return {
+            "producing_connections": len(self.producing),
             "produce_batches_total": self.batches,
             "produce_runs_refused_total": self.refused_runs,
             "produce_delayed_total": self.delayed,
@@ -497,6 +503,8 @@ class Produce(RequestFamily):
             source = self._statistics.of_connection(pending.request.connection)
             source.messages_in += run.count
             source.bytes_in += run.size_bytes
+            if not pending.request.connection.is_closed:
+                self.producing.sent(pending.request.connection, a.run.topic, pending.began_at)
             counts = self._statistics.of(a.run.topic, a.run.queue_id)
             counts.messages_in += run.count
             counts.puts += 1

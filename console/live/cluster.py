@@ -243,6 +243,11 @@ def _connection_row(broker: str, row: ConnectionRow) -> dict[str, Any]:
         "software": row.software,
         "connected": second_text(row.connected_ms // 1000),
         "state": row.state,
+        "principal": row.principal,
+        "kinds": row.kinds,
+        "produces": row.produces,
+        "groups": sorted({subscription[0] for subscription in row.subscriptions}),
+        "reads": sorted({*(subscription[2] for subscription in row.subscriptions), *row.reads}),
     }
 
 

@@ -13,8 +13,11 @@ from console.live.cluster import Cluster
 from console.management.clients import ClusterClients
 from console.management.paging import part_of
 from holdmq.client.sessions import SessionView
+from holdmq.client.statistics import StatisticsView, TrafficOf, traffic
 
 CONNECTION_SORTS: Final = ("client_id", "role", "broker", "address", "software", "connected")
+SOURCES_SHOWN: Final = 20
+"""Clients, and access keys, that are shown of the busiest."""
 LOOKS_MAX: Final = 20
 """Pages of sessions that are looked at for one answer: where few are away it would be all of them."""
 
@@ -23,10 +26,14 @@ class ConnectionsQuery(ListQuery):
     """Which connections are asked for."""
 
     role: str = Field("", max_length=40)
+    kind: Literal["", "producer", "consumer", "gateway", "spark", "console"] = ""
 
 
 class ConnectionOverview(Answer):
-    """One connection to a broker; `state` is what its heartbeats say."""
+    """One connection to a broker; `state` is what its heartbeats say, `principal` its access key.
+
+    `produces`: up to ten topics that it sent to last; `reads`: topics of its groups, and up to ten more.
+    """
 
     broker: str
     role: str
@@ -36,6 +43,31 @@ class ConnectionOverview(Answer):
     software: str
     connected: str
     state: dict[str, Any]
+    principal: str
+    kinds: list[str]
+    produces: list[str]
+    groups: list[str]
+    reads: list[str]
+
+
+class SourceTraffic(Answer):
+    """What a client or an access key sends and takes per second, in the last minute and the last day."""
+
+    name: str
+    messages_in_per_s: float
+    bytes_in_per_s: float
+    messages_out_per_s: float
+    bytes_out_per_s: float
+    messages_replayed_per_s: float
+    messages_in_per_s_day: float
+    messages_out_per_s_day: float
+
+
+class BusiestSources(Noticed):
+    """The clients and the access keys that sent and took most in the last minute."""
+
+    clients: list[SourceTraffic]
+    access_keys: list[SourceTraffic]
 
 
 class ConnectionList(Noticed):
@@ -112,12 +144,29 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
     async def list_connections(call: Call) -> Result:
         query: ConnectionsQuery = call.query
         known = await cluster.listing("connections")
-        rows = [row for row in known["connections"] if not query.role or row["role"] == query.role]
-        part = part_of(rows, query, ("client_id", "address", "software", "broker"), CONNECTION_SORTS)
+        rows = [
+            row
+            for row in known["connections"]
+            if (not query.role or row["role"] == query.role)
+            and (not query.kind or query.kind in row["kinds"])
+        ]
+        searched = ("client_id", "address", "software", "broker", "principal")
+        part = part_of(rows, query, searched, CONNECTION_SORTS)
         answer: dict[str, Any] = {"connections": part.rows, "total": part.total, "next": part.following}
         if "notice" in known:
             answer["notice"] = known["notice"]
         return ConnectionList.model_validate(answer)
+
+    async def list_busiest(_call: Call) -> Result:
+        counted = await clients.admin.statistics([], [], sources=True, rows_max=SOURCES_SHOWN)
+        views = [view for view in counted.values() if isinstance(view, StatisticsView)]
+        away = sorted(broker for broker, view in counted.items() if not isinstance(view, StatisticsView))
+        told = {"notice": f"no answer from {', '.join(away)}: their counts are missing"} if away else {}
+        by_client = traffic(views, lambda view: view.clients)[:SOURCES_SHOWN]
+        by_key = traffic(views, lambda view: view.users)[:SOURCES_SHOWN]
+        return BusiestSources(
+            clients=[_source(one) for one in by_client], access_keys=[_source(one) for one in by_key], **told
+        )
 
     async def list_sessions(call: Call) -> Result:
         query: SessionsQuery = call.query
@@ -165,6 +214,8 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
     return [
         Endpoint("GET", "connections", Rank.VIEWER, list_connections, "Connections to the brokers.",
                  ConnectionList, ConnectionsQuery),
+        Endpoint("GET", "connections/busiest", Rank.VIEWER, list_busiest, "Clients and access keys that send "
+                 "and take most.", BusiestSources),
         Endpoint("GET", "sessions", Rank.VIEWER, list_sessions, "MQTT sessions.", SessionList, SessionsQuery),
         Endpoint("POST", f"{one}/disconnect", Rank.OPERATOR, disconnect, "Disconnect a client, whose session "
                  "stays.", Disconnected, names_slashes=named),
@@ -173,6 +224,19 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
         Endpoint("DELETE", one, Rank.OPERATOR, forget, "Disconnect a client, and forget its session.",
                  Forgotten, names_slashes=named),
     ]  # fmt: skip
+
+
+def _source(one: TrafficOf) -> SourceTraffic:
+    return SourceTraffic(
+        name=one.name,
+        messages_in_per_s=one.minute.messages_in,
+        bytes_in_per_s=one.minute.bytes_in,
+        messages_out_per_s=one.minute.messages_out,
+        bytes_out_per_s=one.minute.bytes_out,
+        messages_replayed_per_s=one.minute.messages_replayed,
+        messages_in_per_s_day=one.day.messages_in,
+        messages_out_per_s_day=one.day.messages_out,
+    )
 
 
 def _session(view: SessionView) -> SessionOverview:

@@ -33,6 +33,7 @@ _GROUPS: Final = (
     "table",
     "dlq",
     "client",
+    "connection",
     "session",
     "retained",
     "ban",

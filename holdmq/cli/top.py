@@ -165,6 +165,9 @@ class Watch:
                 "language": row.language,
                 "software": row.software,
                 "connected_ms": row.connected_ms,
+                "kinds": row.kinds,
+                "principal": row.principal,
+                "produces": row.produces,
                 "groups": sorted({subscription[0] for subscription in row.subscriptions}),
                 "topics": sorted({subscription[2] for subscription in row.subscriptions}),
             }

@@ -417,9 +417,11 @@ class SubscriptionRow(NamedTuple):
 
 
 class ConnectionRow(NamedTuple):
-    """One connection to a broker, as its HELLO, its last heartbeat and its groups say.
+    """One connection to a broker, as its HELLO, its last heartbeat, its groups and its requests say.
 
     `subscriptions` are SubscriptionRow, the first of them when they are many: `state` has their number.
+    `principal` is its access key, "" = anonymous; `kinds` are of holdmq.wire.connection_kinds. `produces`: up
+    to ten topics that it sent to last; `reads`: up to ten that it reads for no group.
     """
 
     role: str
@@ -430,6 +432,10 @@ class ConnectionRow(NamedTuple):
     connected_ms: int
     state: dict[str, Any]
     subscriptions: list[SubscriptionRow] = []  # noqa: RUF012 - a row is never changed
+    principal: str = ""
+    kinds: list[str] = []  # noqa: RUF012
+    produces: list[str] = []  # noqa: RUF012
+    reads: list[str] = []  # noqa: RUF012
 
 
 @header

@@ -166,6 +166,19 @@ async def test_a_topic_s_page_names_its_readers_and_leads_to_their_groups(
     await page.close()
 
 
+async def test_connections_say_what_they_do_and_who_is_busiest(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/connections")
+    row = page.get_by_role("table", name="Connections").locator("tbody tr", has_text="client-1")
+    for said in ("producer", "consumer", "plant-000", "billing", "plant-001, plant-002, plant-003 +1"):
+        await expect(row).to_contain_text(said)
+    await expect(page.get_by_role("table", name="Busiest clients").locator("tbody tr")).to_have_count(2)
+    await expect(page.get_by_role("table", name="Busiest access keys")).to_contain_text("12.5")
+    assert faults == []
+    await page.close()
+
+
 async def test_a_list_is_searched_sorted_and_turned_by_the_server_and_its_address_says_so(
     script: ScriptedConsole, browser: Browser
 ) -> None:

@@ -200,6 +200,11 @@ def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:
     assert done(console.get("retained", params={"filter": "a/#"}))["retained"] == []
     assert console.get("tables/none").status_code == 404
     assert done(console.get("connections", params={"role": "console"}))["connections"]
+    (itself, *_) = done(console.get("connections", params={"kind": "console"}))["connections"]
+    assert (itself["kinds"], itself["principal"]) == (["console"], "")
+    assert done(console.get("connections", params={"kind": "spark"}))["connections"] == []
+    busiest = done(console.get("connections/busiest"))
+    assert (busiest["access_keys"], "notice" in busiest) == ([], False)
     changes = done(console.get("audit"))["rows"]
     assert changes[-1]["path"] == "/api/v1/session"
     assert PASSWORD not in str(changes)

@@ -304,6 +304,16 @@ TRAFFIC: Final = [
         "given_back": 1,
     }
 ]
+SOURCE: Final = {
+    "name": "client-1",
+    "messages_in_per_s": 12.5,
+    "bytes_in_per_s": 2048.0,
+    "messages_out_per_s": 3.0,
+    "bytes_out_per_s": 512.0,
+    "messages_replayed_per_s": 0.0,
+    "messages_in_per_s_day": 1.0,
+    "messages_out_per_s_day": 1.0,
+}
 READERS: Final = [
     {
         "broker": "broker-0",
@@ -357,6 +367,11 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
                 "language": "python",
                 "software": "holdmq 0.1",
                 "connected": "2026-11-20T14:52:59Z",
+                "principal": "fleet",
+                "kinds": ["producer", "consumer"] if role == "client" else [role],
+                "produces": ["plant-000"] if role == "client" else [],
+                "groups": ["billing"] if role == "client" else [],
+                "reads": ["plant-001", "plant-002", "plant-003", "plant-004"] if role == "client" else [],
             }
             for place, role in enumerate(("gateway", "client", "console"))
         ],
@@ -375,6 +390,10 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
                 "left_s": 250,
             }
         ],
+    },
+    "connections/busiest": {
+        "clients": [SOURCE, {**SOURCE, "name": "client-2"}],
+        "access_keys": [{**SOURCE, "name": "fleet"}],
     },
     "sessions": {"sessions": [session_row(number) for number in range(6)], "total": 6, "next": None},
     "dead-letters": {

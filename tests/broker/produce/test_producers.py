@@ -34,6 +34,13 @@ A, B, C = 11, 12, 13
 MARKS = {A: 0, B: 5, C: 0}
 
 
+class Peer:
+    """A connection that may do everything, and stays open."""
+
+    grants = None
+    is_closed = False
+
+
 class Sent(NamedTuple):
     """A run of a PRODUCE."""
 
@@ -60,7 +67,7 @@ class Asked:
     def __init__(self, header: ProduceRequest, body: memoryview) -> None:
         self._header = header
         self.body = body
-        self.connection = SimpleNamespace(grants=None)
+        self.connection = Peer()
         self.answer: Any = None
 
     def header(self, _kind: object) -> ProduceRequest:
