@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
 
 from mqtt_client import MqttClient
@@ -21,8 +22,12 @@ from holdmq.mqtt import PubAck, Publish
 from spark_streaming.source.reader import HoldMQDataSource
 
 SEND_S: Final = 100.0
+BLOCKING: Final = 6
+"""Clients that have a thread each: devices, and Spark."""
 PAUSE_S: Final = 0.01
 """Between two messages of a producer: a load that leaves room for the brokers beside."""
+TURN_S: Final = 0.05
+"""How long a device waits for a message before it looks at what else there is."""
 CATCH_UP_S: Final = 60.0
 
 
@@ -54,12 +59,14 @@ class EveryClient:
 
     def __init__(self, registries: list[str], mqtt_port: int, name: str) -> None:
         self._topic, self._devices, self._table = f"sdk-{name}", f"devices-{name}", f"table-{name}"
+        self._exact = f"exact-{name}"
         self._group = f"group-{name}"
         self.progress: dict[str, Progress] = {}
         self._registries = registries
         self._mqtt_port = mqtt_port
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
+        self._threads = ThreadPoolExecutor(BLOCKING)
         self._producing: list[asyncio.Task[None]] = []
         self._consuming: list[asyncio.Task[None]] = []
 
@@ -81,6 +88,7 @@ class EveryClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False)
 
     async def _start(self) -> None:
         """Begin, and come back when each of them got something."""
@@ -90,11 +98,24 @@ class EveryClient:
             for topic in (self._topic, self._devices):
                 await producer.send(Message(topic, b"first"))
         self._consuming = self._tasks(
-            [self._subscribe, self._pull, self._consume, self._share, self._spark, self._watch]
+            [
+                self._subscribe,
+                self._subscribe_exactly,
+                self._take_turns,
+                self._pull,
+                self._consume,
+                self._share,
+                self._spark,
+                self._watch,
+            ]
         )
         await self.until(lambda: len(self.progress) == len(self._consuming))
-        self._producing = self._tasks([self._publish, self._send, self._count])
+        self._producing = self._tasks([self._publish, self._publish_exactly, self._send, self._count])
         await self.moved_on()
+
+    async def _on_thread(self, run: Callable[[], None]) -> None:
+        """Run what blocks: the loop's own threads are few, and for what is short."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def _tasks(self, works: Iterable[Callable[[Progress], Coroutine[Any, Any, None]]]) -> list[Any]:
         return [asyncio.create_task(work(Progress()), name=work.__name__) for work in works]
@@ -122,6 +143,8 @@ class EveryClient:
         sent = set(self.progress["send"].got)
         published = set(self.progress["publish"].got)
         wanted = {"subscribe": published, "watch": set(self.progress["count"].got[-1:])}
+        exactly = set(self.progress["publish_exactly"].got)
+        wanted |= dict.fromkeys(("subscribe_exactly", "take_turns"), exactly)
         wanted |= dict.fromkeys(("pull", "consume", "share", "spark"), sent)
         await self.until(lambda: all(w <= set(self.progress[name].got) for name, w in wanted.items()))
         self._done.set()
@@ -140,6 +163,11 @@ class EveryClient:
             assert set(self.progress[name].in_order()) - {b"first"} == set(sent), name
         assert self.progress["consume"].in_order()[-len(sent) :] == sent
         assert self.progress["subscribe"].in_order() == published
+        exactly = self.progress["publish_exactly"].got
+        assert self.progress["subscribe_exactly"].got == exactly
+        turns = Counter(self.progress["take_turns"].got)
+        assert [body for body, count in turns.items() if count > 1] == []
+        assert set(turns) == set(exactly)
         numbers = [int(body) for body in self.progress["count"].got]
         assert numbers == list(range(1, len(numbers) + 1))
         seen = [int(body) for body in self.progress["watch"].got]
@@ -162,7 +190,23 @@ class EveryClient:
                 progress.note(body)
                 time.sleep(PAUSE_S)
 
-        await asyncio.to_thread(run)
+        await self._on_thread(run)
+
+    async def _publish_exactly(self, progress: Progress) -> None:
+        """An MQTT device with QoS 2, which is never disconnected."""
+        self.progress["publish_exactly"] = progress
+
+        def run() -> None:
+            device = MqttClient(self._mqtt_port, f"exact-{self._group}")
+            number = 0
+            while not self._stopping.is_set():
+                body = b"%d" % number
+                number += 1
+                device.publish(f"{self._exact}/1", body, qos=2)
+                progress.note(body)
+                time.sleep(PAUSE_S)
+
+        await self._on_thread(run)
 
     async def _send(self, progress: Progress) -> None:
         self.progress["send"] = progress
@@ -198,15 +242,43 @@ class EveryClient:
             device = MqttClient(self._mqtt_port, f"subscriber-{self._group}")
             device.subscribe(f"{self._devices}/#")
             self.progress["subscribe"] = progress
-            while not self._done.is_set():
+            self._take(progress, device)
+
+        await self._on_thread(run)
+
+    async def _subscribe_exactly(self, progress: Progress) -> None:
+        """A device with a session that subscribes with QoS 2, and is never disconnected."""
+
+        def run() -> None:
+            device = MqttClient(self._mqtt_port, f"exactly-{self._group}")
+            device.subscribe(f"{self._exact}/#", qos=2)
+            self.progress["subscribe_exactly"] = progress
+            self._take(progress, device)
+
+        await self._on_thread(run)
+
+    async def _take_turns(self, progress: Progress) -> None:
+        """Two devices with one `$share` subscription with QoS 2, which are never disconnected."""
+
+        def run() -> None:
+            devices = [MqttClient(self._mqtt_port, f"turn-{n}-{self._group}") for n in range(2)]
+            for device in devices:
+                device.subscribe(f"$share/turns/{self._exact}/#", qos=2)
+            self.progress["take_turns"] = progress
+            self._take(progress, *devices)
+
+        await self._on_thread(run)
+
+    def _take(self, progress: Progress, *devices: MqttClient) -> None:
+        """Acknowledge to the end what devices get, in turn, until all is done."""
+        while not self._done.is_set():
+            for device in devices:
                 try:
-                    message = device.wait_for(Publish, 0.5)
+                    message = device.wait_for(Publish, TURN_S)
                 except TimeoutError:
                     continue
-                device.send(PubAck(message.packet_id))
                 progress.note(message.payload)
-
-        await asyncio.to_thread(run)
+                device.settle(message)
 
     async def _pull(self, progress: Progress) -> None:
         async with PullConsumer(self._registries) as consumer:
@@ -270,7 +342,7 @@ class EveryClient:
                 offsets = end
                 time.sleep(0.05)
 
-        await asyncio.to_thread(run)
+        await self._on_thread(run)
 
 
 def _bodies(reader: DataSourceStreamReader, start: Any, end: Any) -> Iterable[bytes]:

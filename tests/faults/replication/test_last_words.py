@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -112,3 +113,25 @@ def test_what_was_given_up_is_one_dead_letter_though_it_is_given_up_again(shard:
         assert asyncio.run(given_up(shard.registries)) == offset + 1
         shard.start_again(leader)
         shard.wait_in_sync()
+
+
+async def acknowledge_behind_much(shard: ReplicaStack, leader: str) -> list[bytes]:
+    """As `acknowledge_some`, behind more than is read at once, and every replica is killed."""
+    async with Producer(shard.registries, send_timeout_s=60.0) as producer:
+        for _ in range(2):
+            await asyncio.gather(*(producer.send(Message("much", os.urandom(10_000))) for _ in range(400)))
+    left = await acknowledge_some(shard, leader)
+    for name in shard.names:
+        if name != leader:
+            shard.kill(name)
+    return left
+
+
+def test_all_replicas_are_killed_and_know_what_they_had_told(shard: ReplicaStack) -> None:
+    leader = shard.wait_leader()
+    left = asyncio.run(acknowledge_behind_much(shard, leader))
+    for name in shard.names:
+        shard.start_again(name)
+    after = shard.wait_leader()
+    assert asyncio.run(rest(shard.stacks[after])) == left
+    shard.wait_in_sync()
