@@ -44,6 +44,7 @@ class CopyProgress:
         is_whole: bool,
         format_level: int,
         level_at: float,
+        end: int,
         now: float,
         read_address: str = "",
     ) -> None:
@@ -55,8 +56,8 @@ class CopyProgress:
         self.held: HeldFetch | None = None
         self.level_at = level_at
         self.read_address = read_address
-        self._mark_position = -1
-        self._mark_at = now
+        # A session says nothing of what the copy has: one that begins again and again is no less behind.
+        self._mark_position, self._mark_at = end, now
 
     def fetched(self, fetch: CopyFetch, end: int, now: float) -> None:
         """Take an acknowledgement; `end` is the end of the leader's log now."""

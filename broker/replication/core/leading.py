@@ -115,6 +115,7 @@ class Leading:
             hello.is_whole and is_same,
             hello.format_level,
             level_at,
+            log.written,
             now,
             hello.read_address,
         )

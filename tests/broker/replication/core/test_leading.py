@@ -61,6 +61,27 @@ def test_who_follows_is_a_member_that_was_level_a_moment_ago() -> None:
     assert leading.followers(4.2 + settings.lag_s) == ("a",)
 
 
+def test_a_copy_that_begins_again_and_again_is_out_of_sync_as_soon_as_one_that_is_silent() -> None:
+    """Its disk is full: it fails to write what it fetched, and says hello once more."""
+    settings = ReplicaSettings(2)
+    membership = InSyncSet(ShardState(3, "a", ("a", "b", "c"), 1), 7)
+    leading = Leading(settings, "a", membership, LeadLease(settings), "x", view(100, 0), 0.0)
+    for peer in "bc":
+        leading.hello(0.0, peer, hello(1))
+        leading.fetch(0.0, peer, 1, CopyFetch(3, 1, 100, 100))
+    leading.log_moved(0.1, view(300, 100))
+    now, proposed = 0.1, list[Action]()
+    while not proposed and now < 3 * settings.lag_s:
+        now += 0.2
+        leading.hello(now, "c", hello(round(now * 10)))
+        leading.fetch(now, "c", 1, CopyFetch(3, round(now * 10), 100, 100))
+        leading.fetch(now, "b", 1, CopyFetch(3, 1, 300, 300))
+        proposed = [action for action in leading.tick(now) if isinstance(action, Propose)]
+        proposed = [action for action in proposed if action.state.in_sync != ("a", "b", "c")]
+    assert [action.state.in_sync for action in proposed if isinstance(action, Propose)] == [("a", "b")]
+    assert now <= settings.lag_s + 0.4
+
+
 def test_a_leader_waits_until_enough_members_have_said_what_they_have() -> None:
     settings = ReplicaSettings(2)
     membership = InSyncSet(ShardState(3, "a", ("a", "b"), 1), 7)
