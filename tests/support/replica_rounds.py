@@ -117,7 +117,7 @@ def _round(
     began = time.monotonic()
     faults.kinds[name](leader, copy)
     if name in NO_FAILOVER:
-        time.sleep(FILLS_S if "disk" in name else 1.0)
+        time.sleep(FILLS_S if "disk" in name else ttl_s + 1.0)
     else:
         time.sleep(ttl_s + SERVES_S + 1.0)
         assert len(application.placed) > acked, f"{name}: nothing was acknowledged"

@@ -87,6 +87,8 @@ class Clients(threading.Thread):
         """Offsets in the order in which the ordered group's handlers got them, by queue."""
         self.acknowledged: dict[Place, tuple[float, SharedMessage]] = {}
         """When (the loop's time) the shared group's acknowledgement of a message was answered, and which."""
+        self.shared: set[Place] = set()
+        """What the shared group was handed out: whether an acknowledgement that failed counts is unknown."""
         self.errors: list[str] = []
         self._registry = registry
         self._ordered: list[Consumer] = []
@@ -184,6 +186,7 @@ class Clients(threading.Thread):
         """What was acknowledged is handed out no more; an earlier leader may have done so before."""
         for message in found:
             place = message.queue_id, message.queue_offset
+            self.shared.add(place)
             at, before = self.acknowledged.get(place, (float("inf"), message))
             came_at = message.deadline - INVISIBLE_S
             if came_at > at:

@@ -5,15 +5,11 @@ Needs root, as mounts do; they are gone with the test.
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
-
-BALLAST: Final = "ballast"
 
 
 class SmallDisk:
@@ -29,24 +25,25 @@ class SmallDisk:
         _run("mount", "-t", "tmpfs", "-o", f"size={self._size_bytes},mode=755", "holdmq-test", str(self.path))
 
     def fill(self, left_bytes: int = 0) -> None:
-        """Take all the room that is left, but so much of it."""
-        with (self.path / BALLAST).open("wb") as file:
-            while True:
-                stats = os.statvfs(self.path)
-                free = stats.f_bavail * stats.f_frsize
-                if free <= left_bytes:
-                    return
-                size = file.seek(0, os.SEEK_END)
-                try:
-                    os.posix_fallocate(file.fileno(), size, free - left_bytes)
-                except OSError as error:
-                    # Another one took some of it meanwhile.
-                    if error.errno != errno.ENOSPC:
-                        raise
+        """Make it no larger than what is written there, and so much more."""
+        while True:
+            stats = os.statvfs(self.path)
+            used = (stats.f_blocks - stats.f_bfree) * stats.f_frsize
+            try:
+                self._resize(used + left_bytes)
+            except AssertionError:
+                # More has been written meanwhile.
+                if os.statvfs(self.path).f_bfree == stats.f_bfree:
+                    raise
+            else:
+                return
 
     def give_back(self) -> None:
         """Give the room back that `fill` took."""
-        (self.path / BALLAST).unlink(missing_ok=True)
+        self._resize(self._size_bytes)
+
+    def _resize(self, size_bytes: int) -> None:
+        _run("mount", "-o", f"remount,size={size_bytes}", str(self.path))
 
     def unmount(self) -> None:
         """Take the file system away, whoever still has files of it open."""
