@@ -48,6 +48,8 @@ SESSIONS_PER_TURN: Final = 2_000
 """Looked at in one turn of the loop: two milliseconds."""
 KICKS_PER_TURN: Final = 100
 """Connections closed in one turn: each has a will, filters and an owner to be told."""
+KICK_PAUSE_S: Final = 0.01
+"""Between two such turns: clients are served, and other workers look through theirs, on the same cores."""
 SEARCHES_MAX: Final = 8
 """Searches under way in a worker; past it BUSY."""
 KICKS_WAITING_MAX: Final = 1_000_000
@@ -127,12 +129,14 @@ class ClientList:
             chosen.extend((s.client_id, s.began_at) for s in sessions if is_selected(s, wants))
 
         def done() -> None:
-            room = max(0, KICKS_WAITING_MAX - len(self._to_kick))
+            going = chosen[: max(0, KICKS_WAITING_MAX - len(self._to_kick))]
+            request.reply(ClientKickResponse(len(going), [self._name.worker_id], []))
             is_idle = not self._to_kick
-            self._to_kick.extend(chosen[:room])
-            if is_idle:
+            self._to_kick.extend(going)
+            if is_idle and len(going) > KICKS_PER_TURN:
+                self._loop.call_later(KICK_PAUSE_S, self._kick_some)
+            elif is_idle:
                 self._kick_some()
-            request.reply(ClientKickResponse(len(chosen[:room]), [self._name.worker_id], []))
 
         self._each(header.wanted, look, done)
 
@@ -183,7 +187,7 @@ class ClientList:
                 )
         self._turn.settle()
         if self._to_kick:
-            self._loop.call_soon(self._kick_some)
+            self._loop.call_later(KICK_PAUSE_S, self._kick_some)
 
     def _rows(self, best: list[tuple[Place, Session]], filters_max: int) -> tuple[list[ClientRow], bool]:
         """Rows as long as they have room, and whether some have none."""

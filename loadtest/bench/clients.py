@@ -36,6 +36,8 @@ from loadtest.swarm import Swarm
 PER_PROCESS: Final = 12_500
 """Clients of one process: far below the usual limit of open files."""
 PREFIX: Final = "meter"
+IN_FLIGHT: Final = 50
+"""Connects of one process at a time."""
 PAGE: Final = 50
 SETTLE_S: Final = 2.0
 LEAVE_S: Final = 60.0
@@ -48,7 +50,7 @@ def _clients(pipe: Any, address: str, first: int, count: int) -> None:
     """In a child process: connect some clients, and keep them until told to end."""
     raise_file_limit()
     swarm = Swarm(address, PREFIX)
-    pipe.send(swarm.connect(count, clean=True, subscribe="cmd/{id}", first=first))
+    pipe.send(swarm.connect(count, clean=True, subscribe="cmd/{id}", first=first, in_flight=IN_FLIGHT))
     with contextlib.suppress(EOFError):
         pipe.recv()  # until its parent needs them no more
 
@@ -137,7 +139,13 @@ async def _ask(registry: str, options: Options) -> list[str]:
 def measure(options: Options, home: Path) -> list[str]:
     """Connect, ask, and return what was not as it should be."""
     children: list[ChildProcess] = []
-    sets = (f"gateway.workers={options.workers}", f"gateway.connections_max={options.clients}", *options.set)
+    # The clients have the machine's cores while they connect: workers late by that are not to refuse them.
+    sets = (
+        f"gateway.workers={options.workers}",
+        f"gateway.connections_max={options.clients}",
+        "gateway.overload_lag_ms=60000",
+        *options.set,
+    )
     with (
         holdmq_broker(home, *options.set) as broker,
         holdmq_gateway(home / "gateway", broker.registry, *sets) as gateway,

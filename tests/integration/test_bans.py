@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from access_files import password_file
 from command_line import Cli, runner
 from mqtt_client import MqttClient
 from processes import Stack, running_stack, wait_until
@@ -22,8 +23,15 @@ NOT_AUTHORIZED = 0x87
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = {"gateway.workers": 2, "gateway.flapping_connects_max": 30, "broker.bans_max": 20}
-    with running_stack(tmp_path_factory.mktemp("bans"), **settings) as stack:
+    directory = tmp_path_factory.mktemp("bans")
+    settings = {
+        "gateway.workers": 2,
+        "gateway.flapping_connects_max": 30,
+        "gateway.allow_anonymous": True,
+        "access.password_file": password_file(directory / "users", ada="x", eve="y"),
+        "broker.bans_max": 20,
+    }
+    with running_stack(directory, **settings) as stack:
         yield stack
 
 
@@ -95,6 +103,23 @@ def test_clients_are_banned_by_pattern_and_by_network(stack: Stack, cli: Cli, to
     assert "no address and no network" in wrong.stderr
     assert cli("ban", "add", "--client", "a", "--user", "b").returncode == 2
     assert cli("ban", "add", "--client", "a", "--for", "2030-01-01T00:00").returncode == 2
+
+
+def test_a_user_is_banned_whatever_client_id_it_takes_and_nobody_else_is(
+    stack: Stack, cli: Cli, topic: str
+) -> None:
+    eve = {"username": "eve", "password": b"y"}
+    there = connect(stack, f"{topic}-1", **eve)
+    ban(cli, "--user", "eve")
+    told = there.next()
+    assert isinstance(told, Disconnect)
+    assert code_of(stack, f"{topic}-2", **eve) == BANNED
+    assert code_of(stack, f"{topic}-2", username="eve", password=b"wrong") != BANNED
+    assert code_of(stack, f"{topic}-2", username="ada", password=b"x") == 0
+    assert code_of(stack, "eve") == 0
+    assert cli("ban", "remove", "--user", "eve").returncode == 0
+    followed(stack, 0)
+    assert code_of(stack, f"{topic}-2", **eve) == 0
 
 
 def test_a_ban_ends_by_itself(stack: Stack, cli: Cli, topic: str) -> None:

@@ -207,6 +207,7 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "dlq read": _dead_letter,
     "dlq resend": _each(_runs("holdmq pub billing-again/x -m first"), _dead_letter),
     "dlq purge": _dead_letter,
+    "ban remove": _runs("holdmq ban add --address 192.0.2.0/24"),
     "client show": _connected,
     "session show": _connected,
     "session kick": _connected,
