@@ -9,7 +9,8 @@
                                          ◄──       OK, proof
 
     proof = HMAC-SHA-256(secret, side | protocol version | role | client id | software | access key |
-                         client's nonce | server's nonce)            each item after its length, u32
+                         client's nonce | server's nonce | "reads replica" of who says so)
+                         each item after its length, u32
 
 A recorded HELLO is worth nothing: the next connection gets another nonce. The two sides prove different
 texts, so that neither can be played back to the other. The idea is SCRAM's (RFC 5802) without a
@@ -34,6 +35,7 @@ SECRET_CHARACTERS_MIN: Final = 32
 
 _CLIENT: Final = b"holdmq hello client"
 _SERVER: Final = b"holdmq hello server"
+_READS_REPLICA: Final = b"reads replica"
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -63,7 +65,7 @@ def challenge_of(ext_fields: Mapping[str, Any]) -> bytes | None:
 
 
 def _proof(secret: bytes, side: bytes, hello: HelloRequest, server_nonce: bytes) -> bytes:
-    items = (
+    items = [
         side,
         str(hello.protocol_version).encode(),
         hello.role.encode(),
@@ -72,7 +74,10 @@ def _proof(secret: bytes, side: bytes, hello: HelloRequest, server_nonce: bytes)
         hello.access_key.encode(),
         hello.nonce,
         server_nonce,
-    )
+    ]
+    if hello.reads_replica:
+        # Who does not say so proves what a peer that does not know the field expects.
+        items.append(_READS_REPLICA)
     # With their lengths: without them the bytes of one field could be read as those of the next.
     text = b"".join(_LENGTH.pack(len(item)) + item for item in items)
     return hmac.new(secret, text, hashlib.sha256).digest()
