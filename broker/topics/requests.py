@@ -274,7 +274,7 @@ class TopicRequests(RequestFamily):
     # Changing
 
     def update(self, request: Request) -> None:
-        """TOPIC_UPDATE: perm, order, retention, filter type, sysflag."""
+        """TOPIC_UPDATE: perm, order, retention."""
         header = request.header(TopicUpdateRequest)
 
         def change(topic: Topic) -> Topic:

@@ -123,19 +123,25 @@ def update(
     given: Given,
     name: Name,
     settings: TopicChoices,
-    filter_type: Annotated[
-        str | None, typer.Option("--filter-type", help="tag, mqtt or sql.", show_default=False)
-    ] = None,
-    sys_flag: Annotated[int | None, typer.Option("--sysflag", min=0, show_default=False)] = None,
+    filter_type: Annotated[str | None, typer.Option("--filter-type", hidden=True)] = None,
+    sys_flag: Annotated[str | None, typer.Option("--sysflag", hidden=True)] = None,
 ) -> None:
     """Change settings of a topic on every broker that has it; what is not named stays as it is."""
+    # Programs may still say them: a sentence says more than "no such option".
+    if filter_type is not None:
+        raise UsageError(
+            "--filter-type never had an effect and is gone: a subscriber chooses its filter, "
+            "in the SDK or by MQTT"
+        )
+    if sys_flag is not None:
+        raise UsageError(
+            "--sysflag never had an effect and is gone: --order and --kind are what is left of it"
+        )
     found = _run(
         given.configuration(),
         lambda admin: admin.update_topic(
             name,
             **settings.changes(),
-            filter_type=filter_type,
-            sys_flag=sys_flag,
         ),
     )
     _show(found, given, _sentence)

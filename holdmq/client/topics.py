@@ -98,11 +98,9 @@ class TopicCalls(ClusterCalls):
         perm: int | None = None,
         order: bool | None = None,
         retention_ms: int | None = None,
-        filter_type: str | None = None,
-        sys_flag: int | None = None,
     ) -> dict[str, TopicRow]:
         """Change settings; None leaves one as it is. `perm` is the sum of 4 read, 2 write, 1 inherit."""
-        request = TopicUpdateRequest(topic, perm, order, retention_ms, filter_type, sys_flag)
+        request = TopicUpdateRequest(topic, perm, order, retention_ms)
         return await self._order(RequestCode.TOPIC_UPDATE, request)
 
     async def grow_topic(self, topic: str, queues: int) -> dict[str, TopicRow]:

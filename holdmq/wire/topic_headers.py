@@ -31,7 +31,8 @@ PERM_READ: Final = 4
 class TopicUpdateRequest(Header):
     """Change settings of a topic; None leaves one as it is. `retention_ms` 0 = as long as the log.
 
-    Answered with TopicCreateResponse, durable in topic.json, like every request of this page.
+    Answered with TopicCreateResponse, durable in topic.json, like every request of this page. `filter_type`
+    and `sys_flag` have no effect: TOPIC_INVALID for values that the topic does not have.
     """
 
     topic: str

@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Final
 
 from broker.topics.core.table import (
-    FILTER_TYPES,
     KEY_LEVELS_MAX,
     KIND_LOG,
     KIND_TEMPORARY,
@@ -41,7 +40,6 @@ Undrained = Callable[[int], str | None]
 
 REASONS_MAX: Final = 3
 """Queues named in one refusal: the operator sees where to begin."""
-SYS_FLAG_MAX: Final = (1 << 31) - 1
 
 
 def check_name(name: str) -> None:
@@ -123,13 +121,19 @@ def existing(topic: Topic | None, name: str) -> Topic:
 
 
 def update(topic: Topic, wanted: TopicUpdateRequest) -> Topic:
-    """Change perm, order, retention, filter type, sysflag. Raises TOPIC_INVALID, KIND_UNFIT."""
+    """Change perm, order, retention. Raises TOPIC_INVALID, KIND_UNFIT.
+
+    RocketMQ's filter type and sysflag of a topic are kept as an earlier build wrote them, and may be
+    repeated: nothing ever asked for them, so another value would be a promise that nobody keeps.
+    """
     if wanted.perm is not None and not 0 <= wanted.perm <= PERM_MAX:
         raise _invalid(topic, f"perm {wanted.perm}; it is the sum of 4 read, 2 write, 1 inherit")
-    if wanted.filter_type is not None and wanted.filter_type not in FILTER_TYPES:
-        raise _invalid(topic, f"filter_type {wanted.filter_type!r}; one of {', '.join(sorted(FILTER_TYPES))}")
-    if wanted.sys_flag is not None and not 0 <= wanted.sys_flag <= SYS_FLAG_MAX:
-        raise _invalid(topic, f"sys_flag {wanted.sys_flag}")
+    if wanted.filter_type not in (None, topic.filter_type):
+        raise _invalid(topic, "a topic has no filter type: each subscriber chooses its filter")
+    if wanted.sys_flag not in (None, topic.sys_flag):
+        raise _invalid(
+            topic, "a topic has no sysflag: what it did in RocketMQ are settings of their own here"
+        )
     if wanted.retention_ms is not None and wanted.retention_ms < 0:
         raise _invalid(topic, f"retention_ms {wanted.retention_ms}; 0 = as long as the log")
     if wanted.retention_ms and topic.is_temporary:
@@ -139,8 +143,6 @@ def update(topic: Topic, wanted: TopicUpdateRequest) -> Topic:
         perm=topic.perm if wanted.perm is None else wanted.perm,
         order=topic.order if wanted.order is None else wanted.order,
         retention_ms=topic.retention_ms if wanted.retention_ms is None else wanted.retention_ms,
-        filter_type=topic.filter_type if wanted.filter_type is None else wanted.filter_type,
-        sys_flag=topic.sys_flag if wanted.sys_flag is None else wanted.sys_flag,
     )
 
 

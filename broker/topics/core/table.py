@@ -30,7 +30,6 @@ KIND_LOG: Final = "log"
 KIND_TABLE: Final = "table"
 KIND_TEMPORARY: Final = "temporary"
 KINDS: Final = frozenset({KIND_LOG, KIND_TABLE, KIND_TEMPORARY})
-FILTER_TYPES: Final = frozenset({"tag", "mqtt", "sql"})
 PAUSES_MAX: Final = 16
 """Past pauses that a topic remembers: readers that come back from within one get what it kept. Older
 ones matter only to a reader that has been away over sixteen pauses."""

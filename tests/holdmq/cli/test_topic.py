@@ -44,6 +44,13 @@ def test_a_topic_s_life_on_the_command_line(stack: Stack, cli: Cli) -> None:
     assert json.loads(cli("topic", "list", "--json").stdout) == []
 
 
+def test_settings_that_never_did_anything_are_refused_with_what_to_do(cli: Cli) -> None:
+    for option, value in (("--filter-type", "mqtt"), ("--sysflag", "1")):
+        refused = cli("topic", "update", "t", option, value)
+        assert refused.returncode == 2
+        assert f"{option} never had an effect and is gone" in refused.stderr
+
+
 def test_a_list_of_topics_is_searched_in_capitals_or_not(cli: Cli) -> None:
     for name in ("Orders-eu", "orders-us", "bills"):
         assert cli("topic", "create", name, "--queues", "1").returncode == 0
