@@ -199,7 +199,9 @@ def prepare_shares(shard: ReplicaStack) -> tuple[list[Publish], MqttClient, list
 
 @pytest.fixture(scope="module")
 def after(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Devices]:
-    with replica_stack(tmp_path_factory.mktemp("devices"), "gateway") as shard:
+    # Copies that stand still are waited for: what nobody has is not refused either.
+    overrides = {"replication.lag_ms": 10_000}
+    with replica_stack(tmp_path_factory.mktemp("devices"), "gateway", **overrides) as shard:
         port = shard.first.mqtt_port
         unfinished = prepare_sessions(port)
         prepare_publishers(port)

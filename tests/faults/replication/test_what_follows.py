@@ -54,7 +54,8 @@ class Applications(NamedTuple):
 
 @pytest.fixture(scope="module")
 def after(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applications]:
-    overrides = {"broker.hide_grace_s": 0}
+    # Copies that stand still are waited for: what nobody has is not refused either.
+    overrides = {"broker.hide_grace_s": 0, "replication.lag_ms": 10_000}
     with replica_stack(tmp_path_factory.mktemp("applications"), **overrides) as shard:
         before = asyncio.run(prepare(shard.registries, shard.stacks[shard.leader()]))
         with shard.paused_copies() as leader:
