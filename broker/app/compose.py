@@ -223,7 +223,7 @@ class Broker:
             copies=copies,
         )
         by_filter = [room for room in (self.reads, self.share) if room is not None]
-        topic_readers = TopicReaderList(readers.table, by_filter, hello_of)
+        topic_readers = TopicReaderList(table, readers.table, by_filter, hello_of)
         self._progress = Progress(store, self.groups, self.shared)
 
         self._families: list[RequestFamily] = [

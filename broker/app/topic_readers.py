@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.readers.core.table import TopicReader
+from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -38,9 +39,16 @@ class FilteringReaders(Protocol):
 
 
 class TopicReaderList(RequestFamily):
-    """Tells who reads a topic: `named` readers, and those of each of `by_filter`."""
+    """Tells who reads a topic: `named` readers, and those of each of `by_filter`, if MQTT may see it."""
 
-    def __init__(self, named: NamedReaders, by_filter: Sequence[FilteringReaders], hello_of: HelloOf) -> None:
+    def __init__(
+        self,
+        topics: TopicTable,
+        named: NamedReaders,
+        by_filter: Sequence[FilteringReaders],
+        hello_of: HelloOf,
+    ) -> None:
+        self._topics = topics
         self._named = named
         self._by_filter = by_filter
         self._hello_of = hello_of
@@ -55,7 +63,9 @@ class TopicReaderList(RequestFamily):
         if not 1 <= header.rows_max <= ROWS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {ROWS_MAX} rows are possible")
         topic = header.topic
-        others = chain.from_iterable(room.readers_of(topic) for room in self._by_filter)
+        known = self._topics.get(topic)
+        rooms = () if known is None or known.is_temporary else self._by_filter
+        others = chain.from_iterable(room.readers_of(topic) for room in rooms)
         found = sorted([*self._named.of(topic), *others], key=lambda reader: reader.since_at)
         rows = [self._row(reader) for reader in found[: header.rows_max]]
         request.reply(TopicReadersResponse(rows, len(found), self._named.has_others(topic)))

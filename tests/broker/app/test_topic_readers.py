@@ -21,6 +21,7 @@ from holdmq.wire.headers import (
     ReadCloseRequest,
     ReadOpenRequest,
     TermKind,
+    TopicCreateRequest,
 )
 from holdmq.wire.query_headers import MessageBackwardsRequest
 from holdmq.wire.reader_headers import (
@@ -114,3 +115,16 @@ async def test_rows_are_bounded_and_the_rest_is_counted(broker: Stack) -> None:
             await broker.client.call(RequestCode.TOPIC_READERS, TopicReadersRequest("t", wrong))
         assert refused.value.code == Code.LIMIT_EXCEEDED
     await peer.client.close()
+
+
+async def test_a_gateway_that_reads_everything_reads_neither_temporary_topics_nor_what_is_not_there(
+    broker: Stack,
+) -> None:
+    await broker.create("t", 1)
+    await broker.client.call(RequestCode.TOPIC_CREATE, TopicCreateRequest("c#tmp", 1))
+    worker = Client(f"127.0.0.1:{broker.server.rpc.port}", "gateway", "worker-0")
+    everything = FilterTerm(TermKind.TOPIC, "", 0, "")
+    await worker.call(RequestCode.READ_OPEN, ReadOpenRequest(1, 0, None, [everything]))
+    assert [row.kind for row in await readers(broker, "t")] == [GATEWAY]
+    assert [await readers(broker, name) for name in ("c#tmp", "nothing")] == [[], []]
+    await worker.close()
