@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,14 @@ from console.management.clients import ClusterClients
 from console.sql.analysis import Analysis
 from console.sql.saved import FILE
 from holdmq.config.analytics import ConsoleSection, StatsSection
+from holdmq.config.changes import CONSOLE, Adjustment
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.security import Security
 from holdmq.service.host_rule import AllowedHosts
 from holdmq.service.process import Service, listen_error
+from holdmq.service.reloading import PATH, Reloading
 
 DRAIN_S: Final = 5
 """Time for requests in hand to be answered after the signal: streams end at once, the others take ms."""
@@ -54,7 +57,7 @@ async def main(config: Config, service: Service) -> None:
     port cannot be bound.
     """
     section = config.console
-    section.check_exposure()
+    _check(config)
     listener = _bind(section.bind, section.port)
     port: int = listener.getsockname()[1]
     security = Security.of(config)
@@ -67,7 +70,11 @@ async def main(config: Config, service: Service) -> None:
     clients = ClusterClients(cluster.admin)
     shards = Shards(cluster.admin, cluster.client_id, security)
     audit = AuditLog(directory)
-    callers = await _callers(section, directory, service)
+    sessions = SignedInTable(section.session_idle_s, section.session_max_s)
+    callers = await _callers(section, directory, service, sessions)
+    reloading = Reloading(CONSOLE, config, _adjustments(sessions, analysis), _check)
+    service.controls[PATH] = reloading.control
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.soon)
     endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit)
     answering = EndpointServer(callers, audit)
     hosts = AllowedHosts(config.host_names())
@@ -129,7 +136,29 @@ async def described_api() -> dict[str, Any]:
     return document(endpoints)
 
 
-async def _callers(section: ConsoleSection, directory: Path, service: Service) -> KnowsCallers:
+def _check(config: Config) -> None:
+    """Refuse what a console does not start with. Raises ConfigError."""
+    config.console.check_exposure()
+
+
+def _adjustments(sessions: SignedInTable, analysis: Analysis) -> list[Adjustment]:
+    return [
+        Adjustment.of(
+            "console",
+            "session_idle_s session_max_s",
+            lambda new: sessions.reconfigure(new.console.session_idle_s, new.console.session_max_s),
+        ),
+        Adjustment.of(
+            "console",
+            "sql_seconds_max sql_rows_max sql_result_max_bytes",
+            lambda new: analysis.reconfigure(new.console),
+        ),
+    ]
+
+
+async def _callers(
+    section: ConsoleSection, directory: Path, service: Service, sessions: SignedInTable
+) -> KnowsCallers:
     """Return who is known, after a first admin is made where there is none yet. Raises StartupError."""
     if section.auth == "none":
         return Everybody()
@@ -141,7 +170,6 @@ async def _callers(section: ConsoleSection, directory: Path, service: Service) -
             account="admin",
             password=password,
         )
-    sessions = SignedInTable(section.session_idle_s, section.session_max_s)
     return SignedInCallers(AccountFile(directory), sessions)
 
 

@@ -41,6 +41,11 @@ class SignedInTable:
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
+    def reconfigure(self, idle_s: float, longest_s: float) -> None:
+        """Take other times, for sessions that have begun as well."""
+        self._idle_s = idle_s
+        self._longest_s = longest_s
+
     def __len__(self) -> int:
         return len(self._entries)
 

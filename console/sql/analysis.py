@@ -43,6 +43,10 @@ class Analysis:
         self._page = QueryBox("page", tables_dir, memory, waiting)
         self.saved = SavedQueries(Path(section.data_dir), section.saved_queries_max)
 
+    def reconfigure(self, section: ConsoleSection) -> None:
+        """Take other bounds of a query's time and result; memory and line are those of the start."""
+        self._section = section
+
     def now(self) -> int:
         """Return the second that it is."""
         return int(time.time())

@@ -96,7 +96,7 @@ def reload(
         list[str] | None,
         typer.Argument(
             metavar="[SERVICE]...",
-            help="registry, broker, gateway; all that run here if none is named.",
+            help="registry, broker, gateway, console; all that run here if none is named.",
             show_default=False,
         ),
     ] = None,

@@ -19,6 +19,7 @@ from holdmq.config.section import Section
 REGISTRY: Final = "registry"
 BROKER: Final = "broker"
 GATEWAY: Final = "gateway"
+CONSOLE: Final = "console"
 
 
 def _keys(section: str, names: str) -> frozenset[str]:
@@ -54,6 +55,8 @@ RELOADED: Final[Mapping[str, frozenset[str]]] = {
         "overload_memory_bytes drain_rate drain_is_final shed_above shed_rate log_connections "
         "sys_interval_s",
     ),
+    CONSOLE: _LOG
+    | _keys("console", "session_idle_s session_max_s sql_seconds_max sql_rows_max sql_result_max_bytes"),
 }
 """Service → the keys that it takes over while it runs. Each is in the service's table of adjustments."""
 
@@ -63,6 +66,7 @@ READ: Final[Mapping[str, frozenset[str]]] = {
         {"cluster", "broker", "storage", "replication", "coordination", "security", "alarms", "log", "client"}
     ),
     GATEWAY: frozenset({"gateway", "access", "security", "log", "client"}),
+    CONSOLE: frozenset({"console", "stats", "security", "log", "client"}),
 }
 """Service → the sections that it reads."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from command_line import run_here
 from mqtt_client import MqttClient
-from processes import SERVICES, Stack, wait_until
+from processes import SERVICES, Stack, free_port, wait_until
 
 from holdmq.client.sync import SyncAdmin
 from holdmq.errors import Code, RemoteError
@@ -184,6 +185,39 @@ def test_a_rate_is_set_and_taken_away_while_a_client_publishes(whole: Stack) -> 
     file(whole).write_text("")
     came_of(whole, "gateway")
     wait_until(lambda: seconds_for(10) < 1.0, "no rate is kept any more", 30)
+
+
+def test_the_console_takes_bounds_of_queries_and_names_what_waits(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack.admin_ports["console"] = free_port()
+    stack.set("console.admin_port", stack.admin_ports["console"])
+    port = free_port()
+    stack.set("console.port", port)
+    file(stack).write_text("")
+    stack.start("registry")
+    stack.start("console", "--config", str(file(stack)))
+
+    def rows_of_three() -> int:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/v1/sql",
+            json.dumps({"sql": "select * from range(3)"}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 # the address is ours
+            return len(json.load(answer)["rows"])
+
+    try:
+        assert rows_of_three() == 3
+        file(stack).write_text("[console]\nsql_rows_max = 2\nstreams_max = 5\n")
+        result = came_of(stack, "console")
+        assert (result["changed"], result["waiting"]) == (["console.sql_rows_max"], ["console.streams_max"])
+        assert rows_of_three() == 2
+        file(stack).write_text("[console]\nsql_rows_max = 0\n")
+        assert "console.sql_rows_max" in came_of(stack, "console")["error"]
+        assert rows_of_three() == 2
+    finally:
+        stack.stop("console")
+        stack.stop("registry")
 
 
 def said(stack: Stack, name: str, keys: list[str]) -> Callable[[], bool]:
