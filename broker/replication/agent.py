@@ -57,6 +57,9 @@ WATCH_S: Final = 30.0
 """How long one watch of the coordinator lasts; the state is read each second anyway."""
 WATCH_PAUSE_S: Final = 1.0
 
+KEEP_S: Final = 60.0
+"""How long the log is kept for a copy that asks for nothing: it starts again, or its link is broken."""
+
 log = structlog.get_logger("holdmq.replication")
 
 
@@ -101,6 +104,8 @@ class ReplicaAgent:
         self._is_doing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetches: dict[int, Request] = {}
+        self._fetched: dict[str, tuple[int, float]] = {}
+        """Where each copy fetched last, and when."""
         self._number = 0
         self._data: memoryview = NO_BYTES
         self._data_end = 0
@@ -198,6 +203,7 @@ class ReplicaAgent:
             self._fail(failure)
             return
         self._log_moved()
+        self._keep_for_copies()
         self._do(core.tick(boot_time()))
 
     def _fail(self, error: HoldMQError) -> None:
@@ -243,6 +249,17 @@ class ReplicaAgent:
     def core(self) -> Replica | None:
         """What decides; None = the log is not open yet."""
         return self._core
+
+    def _keep_for_copies(self) -> None:
+        """Tell a log that leads from where on copies fetch it now."""
+        found, core = self._log, self._core
+        if found is None or core is None:
+            return
+        if core.leading is None:
+            self._fetched.clear()
+        now = boot_time()
+        self._fetched = {peer: last for peer, last in self._fetched.items() if now - last[1] < KEEP_S}
+        found.keep_from(min((position for position, _ in self._fetched.values()), default=None))
 
     def numbers(self) -> dict[str, int | float]:
         """Gauges and counters (names end in `_total`); read on any thread."""
@@ -569,8 +586,11 @@ class ReplicaAgent:
         ends: QueueEnds = {}
         if isinstance(answer, CopyWelcome) and self._log is not None:
             is_other = hello.store_id != answer.store_id
-            if is_other or hello.end < answer.first:
+            begins_anew = is_other or hello.end < answer.first
+            if begins_anew:
                 ends = self._log.queue_ends()
+            self._fetched[peer] = (answer.first if begins_anew else hello.end, boot_time())
+            self._keep_for_copies()
         return answer, ends
 
     def fetch(self, peer: str, fetch: CopyFetch, request: Request) -> None:
@@ -587,6 +607,8 @@ class ReplicaAgent:
         if refused is not None:
             del self._fetches[number]
             request.refuse(refusal_of(refused))
+        else:
+            self._fetched[peer] = (fetch.position, boot_time())
         self._do(actions)
 
     def _answer_fetch(self, number: int, grant: FetchGrant) -> None:
@@ -637,6 +659,9 @@ class ReplicaAgent:
         core, found = self._core, self._log
         if core is None or core.leading is None or found is None:
             raise refusal_of(Refused(0, "" if core is None else core.leader))
+        # Whoever receives tables fetches the log next: it may take longer than a copy may be silent.
+        now = boot_time()
+        self._fetched = {peer: (position, now) for peer, (position, _) in self._fetched.items()}
         self._spawn(self._read_tables(found, name, offset, request), "tables for a copy")
 
     async def _read_tables(self, found: ReplicatedLog, name: str, offset: int, request: Request) -> None:

@@ -164,6 +164,12 @@ class ReplicatedLog(Protocol):
     def end_leading(self) -> None:
         """Become a copy. Who waits for a confirmation is told that its outcome is unknown: ShardLostError."""
 
+    def keep_from(self, position: int | None) -> None:
+        """Keep what copies fetch: the log from `position` on; None = nobody fetches anything.
+
+        A disk that is filled above storage.disk_early_percent comes first: such a copy begins anew then.
+        """
+
     def queue_ends(self) -> QueueEnds:
         """The next queue offset of every queue that was ever written to, for `LogStart`."""
 

@@ -244,6 +244,9 @@ class ReplicaLog:
             )
         )
 
+    def keep_from(self, position: int | None) -> None:
+        self._retention.copies_from = position
+
     def queue_ends(self) -> QueueEnds:
         ends = {key: queue.confirmed for key, queue in self._appends.queues.items()}
         return {**self._copying.floors, **ends}

@@ -106,6 +106,8 @@ class Retention:
         self.deletions: deque[Deletion] = deque()
         self.leader_first: int | None = None
         """Where the leader's log begins: only what ends below it goes. None = this log decides itself."""
+        self.copies_from: int | None = None
+        """From where on copies fetch the log now: no segment behind it goes unless the disk fills up."""
         self.wanted_checkpoint = 0
         self.used_percent = 0.0
         self.segments_deleted = self.bytes_deleted = self.files_deleted = 0
@@ -283,6 +285,14 @@ class Retention:
             self._use_spare()
             return False
         firsts = self._firsts_after(oldest.end, ends)
+        copies_from = self.copies_from
+        if (
+            copies_from is not None
+            and copies_from < oldest.end
+            and not {Reason.FORCED, Reason.EARLY, Reason.LEADER} & set(reasons)
+        ):
+            self._hold(oldest, reasons[0], "a copy that fetches it")
+            return False
         if not {Reason.FORCED, Reason.LEADER} & set(reasons) and self._limits.keeps_needed:
             holder = self._who_needs(oldest.end, firsts)
             if holder is not None:

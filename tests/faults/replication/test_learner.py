@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,39 @@ def test_tables_topics_and_retained_messages_follow_though_their_records_have_go
         assert bytes(other.message().payload) == b"here"
         other.close()
         assert asyncio.run(messages_of(shard.registries, "filling"))
+
+
+def test_the_log_is_kept_for_a_copy_while_it_fetches_it(tmp_path: Path) -> None:
+    """Retention takes a segment in a tenth of a second; a copy of five of them takes seconds."""
+    with replica_stack(
+        tmp_path,
+        **{
+            "storage.segment_size_bytes": SEGMENT,
+            "storage.retention_segments": 4,
+            "storage.retention_interval_ms": 100,
+            "replication.catch_up_bytes_per_s": 2 * SEGMENT,
+            "replication.fetch_max_bytes": SEGMENT // 4,
+        },
+    ) as shard:
+        leader = shard.leader()
+        copy = next(name for name in shard.names if name != leader)
+        asyncio.run(_fill(shard))
+        wait_until(lambda: _first_of(shard, leader) > SEGMENT, "retention takes segments")
+        shard.kill(copy)
+        shutil.rmtree(shard.stacks[copy].directory / "store")
+        said = len(shard.stacks[copy].log("broker"))
+        shard.start_again(copy)
+
+        def begun_at() -> list[int]:
+            lines = [json.loads(line) for line in shard.stacks[copy].log("broker")[said:].splitlines()]
+            return [line["position"] for line in lines if "begins anew" in line["event"]]
+
+        wait_until(lambda: bool(begun_at()), "it begins anew")
+        asyncio.run(_fill(shard))
+        shard.wait_in_sync()
+        assert len(set(begun_at())) == 1, "what it was to fetch next was there"
+        first = _first_of(shard, copy)
+        wait_until(lambda: _first_of(shard, leader) > first, "and goes when it has it")
 
 
 def _connected(port: int, client_id: str) -> MqttClient:

@@ -191,6 +191,24 @@ def test_what_readers_need_goes_only_by_force(keeping: MakeDriver) -> None:
     assert d.store.first_position == 3 * MIB
 
 
+def test_what_a_copy_fetches_goes_only_when_the_disk_fills_up(keeping: MakeDriver) -> None:
+    disk = FillingDisk()
+    d = keeping(disk=disk, retention_segments=2)
+    d.open()
+    d.store.retention.copies_from = MIB
+    fill(d, 5)
+    wait_for(lambda: d.store.first_position == MIB)
+    time.sleep(0.05)
+    assert d.store.first_position == MIB
+    d.store.retention.copies_from = 2 * MIB + 1
+    wait_for(lambda: d.store.first_position == 2 * MIB)
+    time.sleep(0.05)
+    assert d.store.first_position == 2 * MIB
+    disk.others = 38
+    wait_for(lambda: d.store.first_position == 3 * MIB)
+    assert d.store.numbers()["retention_forced_total"] == 0
+
+
 def test_a_disk_above_the_last_watermark_refuses_until_space_returns(
     keeping: MakeDriver, watched_disk: Any
 ) -> None:
