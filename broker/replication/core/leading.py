@@ -64,7 +64,6 @@ class Leading:
         self.has_handed_over = False
         self.ended_why = ""
         self.is_doubtful = False
-        self.has_had_copies = False
         self.is_short = False
         """Whether records are refused, as too few members follow to acknowledge any."""
         self._settings = settings
@@ -85,6 +84,7 @@ class Leading:
         self._refused_before = 0
         self._offer_ends_at = float("-inf")
         self._offer_pause_s = 0.0
+        self._is_holding = False
         self._given_up = ""
 
     @property
@@ -134,7 +134,6 @@ class Leading:
         if fetch.position > self._log.written:
             return self._refused(), []
         copy.fetched(fetch, self._log.written, now)
-        self.has_had_copies = True
         if copy.acknowledged >= max(self.start, self._log.confirmed):
             copy.is_whole = True
         actions: list[Action] = []
@@ -288,12 +287,17 @@ class Leading:
             and now >= self._held_at + self._settings.renew_s
         ):
             self._held_at = now
+            self._is_holding = True
             actions.append(HoldLease())
         actions += self._advance(now)
         alone_s = 2 * self._settings.lag_s
         if not self._is_alone(now, alone_s):
             self._offer_pause_s = 0.0
-        elif now >= self._offer_ends_at + self._offer_pause_s and not self.switching_to:
+        elif (
+            now >= self._offer_ends_at + self._offer_pause_s
+            and not self.switching_to
+            and not self._is_holding
+        ):  # a renewal that is under way could pass what gives L up
             self._offer_pause_s = min(max(alone_s, 2 * self._offer_pause_s), OFFER_PAUSES_MAX * alone_s)
             actions += self._offer(now)
         actions += self._change_state(now)
@@ -307,16 +311,18 @@ class Leading:
         """
         self._lease.end()
         self._given_up = self._acquisition
-        self._offer_ends_at = now + self._settings.offer_s
+        self._offer_ends_at = now + self._settings.switch_s + self._settings.offer_s
         self._held_at = self._offer_ends_at - self._settings.renew_s
         return [GiveUpLease()]
 
     def _is_alone(self, now: float, alone_s: float) -> bool:
         """Whether all copies have been silent for `alone_s`, and there is something that they should have."""
-        is_wanted = self._log.written > self._log.confirmed or (
-            self.is_short and self._log.refused > self._refused_before
+        is_wanted = (
+            not self.is_serving
+            or self._log.written > self._log.confirmed
+            or (self.is_short and self._log.refused > self._refused_before)
         )
-        if not self.has_had_copies or not is_wanted:
+        if not is_wanted:
             return False
         others = [member for member in self.membership.state.in_sync if member != self._replica]
         return bool(others) and all(
@@ -330,6 +336,7 @@ class Leading:
         Another acquisition than before says that L was free in between: somebody may have led meanwhile, so
         S is read before the lease is trusted again.
         """
+        self._is_holding = False
         if self.ended_why or self.has_handed_over or sent_at < self._offer_ends_at:
             return []
         if acquisition and acquisition == self._given_up:
@@ -490,6 +497,7 @@ class Leading:
         if self._rebuild_from is None:
             self._lost_at = now
             self._held_at = now
+            self._is_holding = True
             actions.append(HoldLease())
             self._lease.end()
             self._taken_at = now

@@ -16,8 +16,9 @@ class ReplicaSettings(NamedTuple):
     coordinator has an answer within `timeout_s` or counts as unanswered. The state is read each `read_s`,
     each `look_s` while there is nobody to follow, and at once when it is known to have changed. Members
     campaign `stagger_s` after each other, so that one of them is first. A switch-over is given up after
-    `switch_s`. A leader that nobody follows leaves the lease to others for `offer_s`: longer than they take
-    to see that it is free. `levels` are those that this release can read, ascending.
+    `switch_s`. A leader that nobody follows leaves the lease to others for `offer_s` longer than that, which
+    is how long they leave it to somebody who was asked to lead. `levels` are those that this release can
+    read, ascending.
     """
 
     min_in_sync: int

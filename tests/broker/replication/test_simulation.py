@@ -47,9 +47,11 @@ def test_short_moments_that_seeds_seldom_meet(scenario: object) -> None:
     scenario()
 
 
+@pytest.mark.parametrize("switch_s", [1.0, 5.0])
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_a_leader_that_reaches_no_copy_lets_one_of_them_lead(is_idle: bool) -> None:
-    cut_from_copies(is_idle)
+def test_a_leader_that_reaches_no_copy_lets_one_of_them_lead(is_idle: bool, switch_s: float) -> None:
+    for seed in range(40):
+        cut_from_copies(is_idle, switch_s, seed)
 
 
 def test_a_leader_whose_copies_have_ended_goes_on_with_what_it_has() -> None:

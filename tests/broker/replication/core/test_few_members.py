@@ -31,6 +31,7 @@ STATE = ShardState(3, "a", ("a", "b"), 1)
 SETTINGS = ReplicaSettings(2)
 GONE_S = SETTINGS.lag_s + 0.2
 ALONE_S = 2 * SETTINGS.lag_s + 0.2
+OFFER_S = SETTINGS.switch_s + SETTINGS.offer_s
 
 
 def view(end: int, confirmed: int, refused: int = 0) -> LogView:
@@ -64,6 +65,7 @@ class Shard:
     def offered(self) -> float:
         """Be alone with a record that only the leader has, until the lease is offered; when that was."""
         self.leading.log_moved(0.1, view(200, 100))
+        self.tick(ALONE_S - 1)
         self.leading.was_held(ALONE_S - 1, ALONE_S - 1, "x")
         assert self.lease.is_valid(ALONE_S)
         assert GiveUpLease() in self.tick(ALONE_S)
@@ -98,8 +100,8 @@ def test_a_leader_that_nobody_follows_offers_the_lead_and_goes_on_when_nobody_ta
     at = shard.offered()
     assert not shard.lease.is_valid(at)
     assert shard.leading.ended_why == ""
-    assert HoldLease not in kinds(shard.tick(at + SETTINGS.offer_s - 0.1))
-    after = at + SETTINGS.offer_s + 0.1
+    assert HoldLease not in kinds(shard.tick(at + OFFER_S - 0.1))
+    after = at + OFFER_S + 0.1
     assert HoldLease() in shard.tick(after)
     assert kinds(shard.leading.was_held(after, after, "y")) == [ReadState]
     assert not shard.lease.is_valid(after), "somebody may have led meanwhile"
@@ -121,16 +123,25 @@ def test_whoever_takes_the_offered_lead_ends_this_one() -> None:
 def test_a_renewal_from_before_the_offer_is_not_trusted() -> None:
     shard = Shard()
     at = shard.offered()
-    for answered in (at + 0.1, at + SETTINGS.offer_s + 1):
+    for answered in (at + 0.1, at + OFFER_S + 1):
         assert shard.leading.was_held(answered, at - 0.1, "x") == []
         assert not shard.lease.is_valid(answered)
 
 
 def test_a_lease_that_was_not_given_up_is_not_trusted_again() -> None:
     shard = Shard()
-    after = shard.offered() + SETTINGS.offer_s + 0.1
+    after = shard.offered() + OFFER_S + 0.1
     assert GiveUpLease in kinds(shard.leading.was_held(after, after, "x"))
     assert "could not be offered" in shard.leading.ended_why
+
+
+def test_the_lead_is_not_offered_beside_a_renewal_that_is_under_way() -> None:
+    shard = Shard()
+    shard.leading.log_moved(0.1, view(200, 100))
+    assert HoldLease() in shard.tick(ALONE_S)
+    assert GiveUpLease not in kinds(shard.tick(ALONE_S + 0.1))
+    shard.leading.was_held(ALONE_S + 0.2, ALONE_S, "x")
+    assert GiveUpLease in kinds(shard.tick(ALONE_S + 0.3))
 
 
 @pytest.mark.parametrize("refused", [0, 1])
@@ -140,5 +151,6 @@ def test_a_leader_without_pending_records_offers_the_lead_only_if_somebody_wante
     shard = Shard()
     shard.tick(GONE_S)
     shard.leading.log_moved(GONE_S + 0.1, view(100, 100, refused))
-    shard.leading.was_held(ALONE_S - 1, ALONE_S - 1, "x")
-    assert (GiveUpLease in kinds(shard.tick(ALONE_S))) == bool(refused)
+    assert HoldLease() in shard.tick(ALONE_S)
+    shard.leading.was_held(ALONE_S, ALONE_S, "x")
+    assert (GiveUpLease in kinds(shard.tick(ALONE_S + 0.1))) == bool(refused)
