@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--default-times", action="store_true", help="a lease of 9 s, as nobody sets it")
     parser.add_argument("--retention", action="store_true", help="only the newest segments are kept")
     parser.add_argument("--other-version", type=Path, help="sources of another version, for some replicas")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     times = DEFAULT_TIMES if arguments.default_times else RoundTimes()
     options = ShardOptions(times, arguments.retention, arguments.other_version)
     with tempfile.TemporaryDirectory() as directory:

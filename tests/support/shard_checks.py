@@ -45,6 +45,8 @@ def check(shard: ShardNetwork, application: Application, fleet: Fleet, clients: 
             seen = clients.read[topic].get(place, body)
             assert seen == body, f"{topic} {place} was {seen!r}, and is {body!r}"
     kept_from = _first_offsets(stored[TOPIC])
+    if shard.options.is_retained:
+        assert any(kept_from.values()), "retention took nothing: the run was too short"
     for (queue_id, offset), body in placed.items():
         assert clients.read[TOPIC].get((queue_id, offset)) == body, f"lost: {body!r} at {queue_id}/{offset}"
         if not shard.options.is_retained or offset >= kept_from.get(queue_id, offset + 1):

@@ -15,6 +15,8 @@ from shard_network import ETCDS, REPLICAS, ShardNetwork
 from stopped_thread import let_go, stop_main_thread
 
 from holdmq.errors import HoldMQError
+from holdmq.files.atomic_file import AtomicFile
+from storage.log.flusher import Checkpoint
 
 Fault = Callable[[str, str], object]
 
@@ -247,7 +249,11 @@ def _segment_of(log: Path, position: int) -> Path:
     return next(path for path in log.iterdir() if path.name.isdigit() and int(path.name) == start)
 
 
-def _flip(log: Path, position: int) -> None:
+def _flip(log: Path, _position: int) -> None:
+    """Damage the first record that a start checks: what lies below its checkpoint is checked by readers."""
+    checkpoint = Checkpoint(AtomicFile(log.parent / "checkpoint.json"))
+    assert checkpoint.load(False)
+    position = checkpoint.position
     segment = _segment_of(log, position)
     with segment.open("r+b") as file:
         file.seek(position - int(segment.name))
