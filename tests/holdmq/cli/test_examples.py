@@ -242,6 +242,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             (directory / "holdmq.toml").write_text(
                 f"[registry]\nport = {stack.registry_port}\n[gateway]\nport = {stack.mqtt_port}\n"
                 f"admin_port = {stack.admin_ports['gateway']}\n"
+                f"[broker]\nadmin_port = {stack.admin_ports['broker']}\n"
                 f'[storage.kv]\nurl = "{valkey.url}"\n'
             )
             valkey.start()
