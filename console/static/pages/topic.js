@@ -35,7 +35,7 @@ const READERS = [
 
 export async function show(place) {
   const { main, args: [name], signal } = place, rates = new Rates();
-  let topic = null, wanted = null;
+  let topic = null, wanted = null, leaving = false;
   const read = async () => { topic = await call(path`/api/v1/topics/${name}`, { signal }); };
   await read();
 
@@ -55,8 +55,15 @@ export async function show(place) {
       may("operator") && act("Queues", async () => { const step = await resizeTopic(topic); if (step) stepped(step); return step; }),
       may("operator") && act("Settings", () => editTopic(topic)),
       may("operator") && act(topic.is_paused ? "Resume" : "Pause", () => pauseTopic(name, !topic.is_paused)),
-      may("admin") && act("Delete", () => deleteTopic(name, topic.messages_stored).then((done) => { if (done) go("/topics"); }), "button.danger"),
+      may("admin") && act("Delete", remove, "button.danger"),
     ].filter(Boolean));
+  }
+
+  // Nobody asks for what is being deleted: the answer would be an error on a page that is left.
+  async function remove() {
+    leaving = true;
+    leaving = await deleteTopic(name, topic.messages_stored);
+    if (leaving) go("/topics");
   }
 
   function put() {
@@ -81,6 +88,7 @@ export async function show(place) {
   }
 
   async function look() {
+    if (leaving) return;
     try {
       if (wanted) stepped(await stepTo(name, wanted.queues));
       const paused = topic.is_paused;
@@ -95,6 +103,7 @@ export async function show(place) {
   }
 
   async function lookAtReaders() {
+    if (leaving) return;
     try {
       const found = await call(path`/api/v1/topics/${name}/readers`, { signal });
       putRows(readers.tBodies[0], READERS, found.readers, (row) => `${row.broker} ${row.address} ${row.kind} ${row.group} ${row.since_ms}`);
