@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from pathlib import Path
 
 from cluster_view import listed, messages_of
@@ -54,6 +55,8 @@ def test_tables_topics_and_retained_messages_follow_though_their_records_have_go
         other.subscribe("places/#")
         assert bytes(other.message().payload) == b"here"
         other.close()
+        # What was kept for the copy goes now: who reads meanwhile is told that it has gone.
+        wait_until(lambda: _is_at_rest(shard, copy), "retention has taken what it takes")
         assert asyncio.run(messages_of(shard.registries, "filling"))
 
 
@@ -108,6 +111,13 @@ def _connected(port: int, client_id: str) -> MqttClient:
 def _first_of(shard: ReplicaStack, name: str) -> int:
     status = shard.status(name)
     return -1 if status is None else status.first
+
+
+def _is_at_rest(shard: ReplicaStack, name: str) -> bool:
+    """Whether retention takes nothing for several of its intervals."""
+    first = _first_of(shard, name)
+    time.sleep(0.5)
+    return _first_of(shard, name) == first
 
 
 async def _prepare(shard: ReplicaStack) -> None:
