@@ -485,6 +485,9 @@ class Produce(RequestFamily):
     def _confirmed(self, pending: _Pending, accepted: list[_Accepted], batch: Batch, is_noted: bool) -> None:
         first = 1 if is_noted else 0
         took_us = int((time.monotonic() - pending.began_at) * 1e6)
+        connection = pending.request.connection
+        source = self._statistics.of_connection(connection)
+        is_open = not connection.is_closed
         for a, run in zip(accepted, batch.runs[first:], strict=True):
             last = first + run.count
             # What waits has no place in its queue yet.
@@ -500,11 +503,10 @@ class Produce(RequestFamily):
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
             self.delayed += run.count if is_delayed else 0
             self._settle(pending, a, Code.OK, a.base_offset(base_offset))
-            source = self._statistics.of_connection(pending.request.connection)
             source.messages_in += run.count
             source.bytes_in += run.size_bytes
-            if not pending.request.connection.is_closed:
-                self.producing.sent(pending.request.connection, a.run.topic, pending.began_at)
+            if is_open:
+                self.producing.sent(connection, a.run.topic, pending.began_at)
             counts = self._statistics.of(a.run.topic, a.run.queue_id)
             counts.messages_in += run.count
             counts.puts += 1

@@ -232,9 +232,11 @@ class SharedPulls:
             parts += chosen.parts
             size += chosen.size_bytes
             of_group = self._statistics.of_group(pull.member.group.name, row.topic)
-            source = self._statistics.of_connection(pull.request.connection)
-            for counts in (self._statistics.of(row.topic, row.queue_id), of_group, source):
+            for counts in (self._statistics.of(row.topic, row.queue_id), of_group):
                 counts.taken(chosen.records, chosen.size_bytes)
+        if found:
+            source = self._statistics.of_connection(pull.request.connection)
+            source.taken(sum(chosen.records for _, chosen in found), size)
         invisible_ms = pull.header.invisible_ms or pull.member.invisible_ms
         pull.request.reply(SharedPullResponse([row for row, _ in found], invisible_ms), parts, size)
 
