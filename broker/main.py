@@ -32,7 +32,7 @@ async def main(config: Config, service: Service) -> None:
     replica = ReplicaProcess(config, service, lives, security) if config.replication.replicas else None
     sources = [
         NumberSource("holdmq_rpc_", HELP, security.numbers),
-        NumberSource("holdmq_broker_", BROKER, lives.broker_numbers),
+        NumberSource("holdmq_broker_", BROKER, (lives if replica is None else replica).broker_numbers),
         NumberSource("holdmq_store_", STORE, lives.store_numbers),
     ]
     if replica is not None:

@@ -1,8 +1,7 @@
-"""STATISTICS and BACKLOG, and the one timer that makes windows of what was counted."""
+"""STATISTICS and BACKLOG: what was counted, and what is left to read."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -11,6 +10,7 @@ from broker.alerts.backlog import Backlogs, TopicBacklog
 from broker.kernel.core.windows import Recent, Windows
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
+from broker.kernel.statistics_ticks import StatisticsTicks
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Request
@@ -27,9 +27,6 @@ from holdmq.wire.statistics_headers import (
     StatisticsResponse,
 )
 
-TICK_S: Final = 1.0
-SETTLED_PER_TURN: Final = 250
-"""Queues whose counts are added up in one turn of the loop: about a millisecond."""
 ROWS_MAX: Final = 10_000
 """Rows of one answer, each some 300 bytes: it fits any frame."""
 
@@ -58,12 +55,10 @@ class StatisticsRequests(RequestFamily):
         segments: Callable[[], Sequence[BusySegment]],
     ) -> None:
         self._segments = segments
-        self.ticks = 0
+        self._ticks = StatisticsTicks(statistics)
         self._statistics = statistics
         self._backlogs = backlogs
         self._topics = topics
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {RequestCode.STATISTICS: self.statistics, RequestCode.BACKLOG: self.backlog}
@@ -72,27 +67,15 @@ class StatisticsRequests(RequestFamily):
         return {
             **self._statistics.numbers(),
             **self._backlogs.numbers(),
-            "statistics_ticks_total": self.ticks,
+            "statistics_ticks_total": self._ticks.ticks,
         }
 
     def start(self) -> None:
         """Tick once a second from now on."""
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._ticks.start()
 
     def release_all(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tick(self) -> None:
-        self.ticks += 1
-        self._statistics.tick(self._loop.time())
-        self._settle()
-        self._timer = self._loop.call_later(TICK_S, self._tick)
-
-    def _settle(self) -> None:
-        if self._statistics.settle(SETTLED_PER_TURN):
-            self._loop.call_soon(self._settle)
+        self._ticks.stop()
 
     def topic_changed(self, before: Topic | None, after: Topic | None) -> None:
         """The counts of a topic go with it."""

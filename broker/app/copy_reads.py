@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 import structlog
 
 from broker.kernel.statistics import Statistics
+from broker.kernel.statistics_ticks import StatisticsTicks
 from broker.reading.column_pulls import ColumnPulls
 from broker.reading.core.far_reads import CopyReads, ReadCounts
 from broker.reading.pull import Pull
@@ -69,6 +70,8 @@ class ReplicaReadServer:
         self._far_bytes = far_bytes
         self._store: OrderedStore | None = None
         self._rpc: Server | None = None
+        self._statistics: Statistics | None = None
+        self._ticks: StatisticsTicks | None = None
         self._listening: asyncio.Task[None] | None = None
 
     def begin(self, store: OrderedStore, topics: TopicTable) -> None:
@@ -90,6 +93,9 @@ class ReplicaReadServer:
         routes |= {code: self._guarded(handler) for code, handler in answered.items()}
         routes[RequestCode.HEARTBEAT] = lambda request: request.reply(Empty())
         self._store = store
+        self._statistics = statistics
+        self._ticks = StatisticsTicks(statistics)
+        self._ticks.start()
         self._rpc = Server(
             routes,
             self._hello,
@@ -104,12 +110,20 @@ class ReplicaReadServer:
         """Close the port and every connection; ending what has not begun changes nothing."""
         listening, self._listening = self._listening, None
         rpc, self._rpc = self._rpc, None
-        self._store = None
+        ticks, self._ticks = self._ticks, None
+        self._store = self._statistics = None
+        if ticks is not None:
+            ticks.stop()
         if listening is not None:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
         if rpc is not None:
             await rpc.close()
+
+    def numbers(self) -> Mapping[str, int | float]:
+        """What was read here since `begin`, as a broker's numbers; empty = nobody may. Any thread."""
+        statistics = self._statistics
+        return {} if statistics is None else statistics.numbers()
 
     async def _listen(self, rpc: Server, host: str, port: int) -> None:
         is_told = False

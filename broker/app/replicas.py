@@ -207,6 +207,10 @@ class ReplicaProcess:
             "reads_sent_back_total": reads.sent_back,
         }
 
+    def broker_numbers(self) -> Mapping[str, int | float]:
+        """Gauges and counters of the broker here, or of what a copy is read for; on any thread."""
+        return self._lives.broker_numbers() or self._clients.numbers()
+
     # broker.app.copy_reads.CopyStanding
 
     def may_read(self) -> bool:

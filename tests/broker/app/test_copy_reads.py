@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import pytest
-from broker_stack import Stack, bodies
+from broker_stack import Stack, bodies, until
 from processes import free_port
 
 from broker.app.copy_reads import ReplicaReadServer, read_address
@@ -120,6 +120,21 @@ async def test_a_doubt_sends_readers_back_and_refuses_new_ones(bed: Bed) -> None
     await late.close()
     bed.standing.is_sure = True
     assert (await bed.pull())[1] == [b"0", b"1", b"2"]
+
+
+async def test_what_is_read_here_is_counted_until_the_end(
+    broker: Stack, bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.kernel.statistics_ticks.TICK_S", 0.01)
+    await bed.server.end()
+    assert bed.server.numbers() == {}
+    bed.server.begin(broker.store, broker.server.topics.table)
+    before = broker.server.numbers()["messages_out_total"]
+    await bed.pull()
+    await until(lambda: bed.server.numbers()["messages_out_total"] == 3)
+    assert broker.server.numbers()["messages_out_total"] == before
+    await bed.server.end()
+    assert bed.server.numbers() == {}
 
 
 def _server() -> Server:
