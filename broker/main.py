@@ -30,10 +30,11 @@ async def main(config: Config, service: Service) -> None:
     check(config)
     lives = Lives(config, service, security)
     replica = ReplicaProcess(config, service, lives, security) if config.replication.replicas else None
+    here = lives if replica is None else replica
     sources = [
         NumberSource("holdmq_rpc_", HELP, security.numbers),
-        NumberSource("holdmq_broker_", BROKER, (lives if replica is None else replica).broker_numbers),
-        NumberSource("holdmq_store_", STORE, lives.store_numbers),
+        NumberSource("holdmq_broker_", BROKER, here.broker_numbers),
+        NumberSource("holdmq_store_", STORE, here.store_numbers),
     ]
     if replica is not None:
         sources += [

@@ -277,7 +277,7 @@ STORE: Final = {
     "timer_scheduled_total": "Delayed messages stored.",
     "indexed_position": "Up to where consume queues are written.",
     "epoch": "The log's epoch: it rises when a start cuts the log.",
-    "writable": "1: messages are taken. 0: the disk is full or failed.",
+    "writable": "1: messages are taken. 0: the disk is full or failed, or another replica leads.",
     "timer_pending": "Delayed messages that wait.",
     "timer_released_total": "Delayed messages released.",
     "timer_released_late_total": "Of these, those released later than they were due.",

@@ -211,6 +211,11 @@ class ReplicaProcess:
         """Gauges and counters of the broker here, or of what a copy is read for; on any thread."""
         return self._lives.broker_numbers() or self._clients.numbers()
 
+    def store_numbers(self) -> Mapping[str, int | float]:
+        """Gauges and counters of the log while it is open, whoever leads; on any thread."""
+        engine = self.home.engine
+        return {} if engine is None else engine.store.numbers()
+
     # broker.app.copy_reads.CopyStanding
 
     def may_read(self) -> bool:

@@ -13,11 +13,12 @@ from pods_as_processes import metric_names
 from processes import wait_until
 from replica_processes import TTL_S, ReplicaStack, replica_stack
 
-from broker.app.metric_help import REPLICATION
+from broker.app.metric_help import REPLICATION, STORE
 from holdmq.coordination.counted import HELP as COORDINATION
 
 RULES = Path(__file__).parents[3] / "helm/holdmq/files/rules.yaml"
 
+OF_COPIES = [name for name in STORE if name.startswith("replica_")]
 WATCHED_S = 5.0
 """Several attempts to read the state, each of which fails."""
 
@@ -118,6 +119,17 @@ def test_alerts_and_guides_name_what_replicas_export(shard: ReplicaStack) -> Non
     # A copy says nothing of others: their leader does.
     own = {"holdmq_replication_is_leader", "holdmq_replication_is_leaderless", "holdmq_replication_is_whole"}
     assert asked & of_copy == own
+
+
+def test_a_copys_own_log_is_in_its_metrics(shard: ReplicaStack) -> None:
+    shard.wait_in_sync()
+    leader = shard.wait_leader()
+    copy = next(name for name in shard.names if name != leader)
+    assert exported(shard, leader) >= exported(shard, copy) >= {f"holdmq_store_{name}" for name in OF_COPIES}
+    assert shard.stacks[copy].metric("broker", "holdmq_store_disk_used_percent") > 0
+    for name, leads in ((leader, 1), (copy, 0)):
+        assert shard.stacks[name].metric("broker", "holdmq_store_replica_leads") == leads
+        assert shard.stacks[name].metric("broker", "holdmq_store_writable") == leads
 
 
 def test_what_the_coordinator_does_not_answer_is_counted(shard: ReplicaStack) -> None:
