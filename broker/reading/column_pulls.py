@@ -16,13 +16,12 @@ from broker.kernel.statistics import Statistics
 from broker.reading.core.far_reads import NextReads
 from broker.reading.pull import (
     TellsReaders,
-    newer_epoch,
-    next_of,
     pulled_queue,
     refused_queue,
     topic_to_pull,
     topics_to_read,
 )
+from broker.reading.replica_queues import QueuesAtReplica, moved_read, newer_epoch
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.record.columns import Encoded, QueueRecordsTaken, encode_columns
@@ -41,7 +40,7 @@ from holdmq.wire.column_headers import (
 from holdmq.wire.header import rows
 from holdmq.wire.reader_headers import BULK
 from holdmq.wire.replica_reads import ReplicaReads
-from storage.api.queues import HashFilter, MessageQueues, QueueRead, ReadStatus
+from storage.api.queues import HashFilter, MessageQueues, QueueRead
 
 COLUMNS_MAX_BYTES: Final = 8 << 20
 """Records that one answer looks at, but always one: a few ms of a pool thread, whoever waits behind it."""
@@ -74,13 +73,6 @@ class _Room:
 class _ColumnAnswer(NamedTuple):
     reads: list[tuple[ColumnQueue, QueueRead | RemoteError]]
     encoded: Encoded
-
-
-class _Choice(NamedTuple):
-    """What a reader wants of replicas; `replica` "" = none is named before anything is read."""
-
-    wanted: int
-    replica: str
 
 
 class ColumnPulls(RequestFamily):
@@ -124,9 +116,10 @@ class ColumnPulls(RequestFamily):
             raise RemoteError(Code.BUSY, f"{COLUMN_PULLS_MAX} answers of columns are being made")
         began_at = self._loop.time()
         room = _Room(max(1, min(header.max_bytes, COLUMNS_MAX_BYTES)))
-        choice = _Choice(header.replica_reads, "")
-        if choice.wanted == ReplicaReads.PREFER and not self._next_reads.is_copy:
-            choice = _Choice(choice.wanted, self._next_reads.next_at(choice.wanted, 1, None))
+        replica = ""
+        if header.replica_reads == ReplicaReads.PREFER and not self._next_reads.is_copy:
+            replica = self._next_reads.next_at(header.replica_reads, 1, None)
+        moved: set[QueueRead] = set()
         known: list[tuple[ColumnQueue, HashFilter | None, Read]] = []
         filters: dict[int, HashFilter] = {}
         for queue in queues:
@@ -135,8 +128,9 @@ class ColumnPulls(RequestFamily):
             read: Read = topic if isinstance(topic, RemoteError) else None
             if read is None and self._next_reads.is_copy and queue.log_epoch > self._store.epoch:
                 read = newer_epoch(queue)
-            if read is None and choice.replica:
-                read = self._moved(queue)
+            if read is None and replica:
+                read = moved_read(self._store, self._topics, queue)
+                moved.update(() if read is None else (read,))
             if read is None and room.left_bytes:
                 read = room.take(
                     self._store.read_queue(*_place(queue), room.left_bytes, _count(queue), wanted)
@@ -149,15 +143,18 @@ class ColumnPulls(RequestFamily):
             taken = [QueueRecordsTaken(r.parts, q.end_offset) for q, r in reads if isinstance(r, QueueRead)]
             return _ColumnAnswer(reads, encode_columns(taken, header.columns, tags))
 
-        self.lookups.run(request, read_all, lambda answer: self._reply(request, answer, choice, began_at))
+        def reply(answer: _ColumnAnswer) -> None:
+            at_replica = QueuesAtReplica(self._next_reads, header.replica_reads, 1, replica)
+            for at, (queue, read) in enumerate(answer.reads):
+                if isinstance(read, RemoteError):
+                    continue
+                if read in moved:
+                    at_replica.moved(at)
+                elif header.replica_reads and not replica:
+                    at_replica.was_read(at, queue.offset, read)
+            self._reply(request, answer, at_replica, began_at)
 
-    def _moved(self, queue: ColumnQueue) -> QueueRead | None:
-        """An answer without records for what a replica is to be asked for; None = it has nothing of it."""
-        first, end = self._store.bounds(queue.topic, queue.queue_id)
-        topic = self._topics.get(queue.topic)
-        if topic is None or topic.is_temporary or not first <= queue.offset < end:
-            return None
-        return QueueRead(ReadStatus.FOUND, queue.offset, first, end)
+        self.lookups.run(request, read_all, reply)
 
     def _read_cold(
         self, known: list[tuple[ColumnQueue, HashFilter | None, Read]], room: _Room
@@ -173,21 +170,11 @@ class ColumnPulls(RequestFamily):
                 reads.append((queue, read))
         return reads
 
-    def _reply(self, request: Request, answer: _ColumnAnswer, choice: _Choice, began_at: float) -> None:
+    def _reply(
+        self, request: Request, answer: _ColumnAnswer, at_replica: QueuesAtReplica, began_at: float
+    ) -> None:
         took_us = int((self._loop.time() - began_at) * 1e6)
         counts = iter(answer.encoded.counts)
-        replica, at_replica = choice.replica, []
-        for at, (queue, read) in enumerate(answer.reads):
-            if not choice.wanted or isinstance(read, RemoteError):
-                continue
-            if choice.replica:
-                if read.status is ReadStatus.FOUND and read.next_offset == queue.offset:
-                    at_replica.append(at)
-                continue
-            named = next_of(self._next_reads, choice.wanted, 1, queue.offset, read)
-            replica = replica or named
-            if named and named == replica:
-                at_replica.append(at)
         pulled = [
             refused_queue(queue, read)
             if isinstance(read, RemoteError)
@@ -201,7 +188,7 @@ class ColumnPulls(RequestFamily):
         lengths = [sum(map(len, buffer)) for buffer in answer.encoded.buffers]
         parts = [piece for buffer in answer.encoded.buffers for piece in buffer]
         header = PullColumnsResponse(
-            pulled, self._store.epoch, lengths, replica if at_replica else "", at_replica
+            pulled, self._store.epoch, lengths, at_replica.replica, at_replica.indices
         )
         request.reply(header, parts, sum(lengths))
 

@@ -8,7 +8,6 @@ an arrival that its filter passes, or at its deadline.
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
@@ -17,12 +16,12 @@ from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.reading.core.far_reads import NextReads
 from broker.reading.core.hold import Hold, ParkedPull
+from broker.reading.replica_queues import QueuesAtReplica, moved_read, newer_epoch
 from broker.retry.core.moves import may_pull
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
-from holdmq.record.codec import PHYSICAL_OFFSET_AT
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -49,7 +48,6 @@ PULL_MAX_RECORDS: Final = 65_536
 PULL_QUEUES_MAX: Final = 16_384
 HOLD_MAX_MS: Final = 120_000
 """Longest hold: within the idle time that firewalls give a connection."""
-_POSITION: Final = struct.Struct(">q")
 FILTERS_MAX: Final = 1_024
 """Registered filters per connection."""
 
@@ -65,7 +63,7 @@ _STATUS: Final = {
 class PullInHand:
     """A PULL in hand: its request, and what its header says; `queues` as they were asked for.
 
-    `place`: which of the replicas may be named; `moved`: indices of the queues that are for it alone.
+    `place`: which of the replicas may be named; `moved`: answers of queues that are for it alone, by index.
     """
 
     __slots__ = (
@@ -95,7 +93,7 @@ class PullInHand:
         self.replica_reads = header.replica_reads
         self.place = 1
         self.replica = ""
-        self.moved: frozenset[int] = frozenset()
+        self.moved: dict[int, QueueRead] = {}
 
 
 class PullGate(Protocol):
@@ -251,17 +249,12 @@ class Pull(RequestFamily):
     def _move(self, asked: PullInHand) -> None:
         """Note which queues are a replica's, for who prefers one: all that may be read and have more."""
         asked.replica = self._next_reads.next_at(asked.replica_reads, asked.place, None)
-        if asked.replica:
-            asked.moved = frozenset(
-                at
-                for at, queue in enumerate(asked.queues)
-                if self._admit(asked, at) is None and self._has_more(queue)
-            )
-
-    def _has_more(self, queue: PullQueue) -> bool:
-        topic = self._topics.get(queue.topic)
-        first, end = self._store.bounds(queue.topic, queue.queue_id)
-        return first <= queue.offset < end and topic is not None and not topic.is_temporary
+        if not asked.replica:
+            return
+        for at, queue in enumerate(asked.queues):
+            moved = moved_read(self._store, self._topics, queue) if self._admit(asked, at) is None else None
+            if moved is not None:
+                asked.moved[at] = moved
 
     def _has_nothing(self, asked: PullInHand) -> bool:
         """Whether every queue may be read and is at its end: most pulls are, and a read costs more."""
@@ -354,18 +347,15 @@ class Pull(RequestFamily):
         pulled: list[PulledQueue] = []
         parts: list[memoryview] = []
         size = messages = 0
-        replica, at_replica = asked.replica, []
+        at_replica = QueuesAtReplica(self._next_reads, asked.replica_reads, asked.place, asked.replica)
         for at, (queue, read) in enumerate(zip(asked.queues, reads, strict=False)):
             if isinstance(read, RemoteError):
                 pulled.append(refused_queue(queue, read))
                 continue
             if at in asked.moved:
-                at_replica.append(at)
+                at_replica.moved(at)
             elif asked.replica_reads:
-                named = next_of(self._next_reads, asked.replica_reads, asked.place, queue.offset, read)
-                replica = replica or named
-                if named and named == replica:
-                    at_replica.append(at)
+                at_replica.was_read(at, queue.offset, read)
             parts += read.parts
             size += read.size_bytes
             messages += read.count
@@ -378,7 +368,7 @@ class Pull(RequestFamily):
         if messages:
             source = self._statistics.of_connection(asked.request.connection)
             source.taken(messages, size, is_replay=asked.is_replay)
-        answer = PullResponse(pulled, self._store.epoch, replica if at_replica else "", at_replica)
+        answer = PullResponse(pulled, self._store.epoch, at_replica.replica, at_replica.indices)
         asked.request.reply(answer, parts, size)
 
     def _admit(self, asked: PullInHand, at: int) -> QueueRead | RemoteError | None:
@@ -390,8 +380,7 @@ class Pull(RequestFamily):
         if self._next_reads.is_copy and queue.log_epoch > self._store.epoch:
             return newer_epoch(queue)
         if at in asked.moved:
-            first, end = self._store.bounds(queue.topic, queue.queue_id)
-            return QueueRead(ReadStatus.FOUND, queue.offset, first, end)
+            return asked.moved[at]
         # As if nothing had come: what a paused topic keeps is read when it is resumed.
         known = self._at_end(queue) if topic.is_paused else self._fence(asked, at)
         return self._at_end(queue) if known is None and self._is_paused(asked) else known
@@ -503,21 +492,6 @@ def topics_to_read(
     names = dict.fromkeys([queue.topic for queue in queues])
     found = [name for name in names if topics.get(name) is not None]
     return found if grants is None else [name for name in found if grants.may_consume(name)]
-
-
-def next_of(next_reads: NextReads, wanted: int, place: int, offset: int, read: QueueRead) -> str:
-    """Where what follows a read from `offset` on is to be asked for; "" = at the leader."""
-    position: int | None = None
-    if read.parts:
-        (position,) = _POSITION.unpack_from(read.parts[-1], PHYSICAL_OFFSET_AT)
-    # Without any progress only the memory of who leads may know more: an index here is behind.
-    is_at_end = read.status is not ReadStatus.FOUND or not offset < read.next_offset < read.end_offset
-    return next_reads.next_at(wanted, place, position, is_at_end)
-
-
-def newer_epoch(queue: PullQueue | ColumnQueue) -> RemoteError:
-    """The refusal of a queue that was read in an epoch of which this copy does not know."""
-    return RemoteError(Code.NOT_LEADER, f"{queue.topic}/{queue.queue_id}: epoch {queue.log_epoch} is newer")
 
 
 def refused_queue(queue: PullQueue | ColumnQueue, error: RemoteError) -> PulledQueue:
