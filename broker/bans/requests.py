@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from broker.kernel.request_family import RequestFamily
+from broker.kernel.table_pages import TablePages
 from broker.sessions.requests import TopicsLike
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, StorageError
 from holdmq.rpc.connection import Connection, Request
@@ -36,7 +37,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import HelloRequest
 from storage.api.batches import Batch
 from storage.api.store import OrderedStore
-from storage.api.tables import KeyChange, Page, TableStore
+from storage.api.tables import KeyChange, TableStore, VersionedRow
 
 OPEN_PATTERNS_MAX: Final = 100
 """Patterns that begin with a wildcard: each costs every CONNECT a comparison, at every gateway."""
@@ -82,6 +83,7 @@ class BanTable(RequestFamily):
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._pages = TablePages(store, self._read_page, self._took, self._was_read)
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
@@ -107,6 +109,7 @@ class BanTable(RequestFamily):
 
     def release_all(self) -> None:
         self._is_closed = True
+        self._pages.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -114,48 +117,32 @@ class BanTable(RequestFamily):
         if error is not None:
             self._failed(error)
         elif not self._is_closed:
-            self._tables.wait_applied(self._store.confirmed_position, self._applied)
-
-    def _applied(self, error: StorageError | None) -> None:
-        if error is not None:
-            self._failed(error)
-        else:
             self._bans.clear()
-            self._read(None)
+            self._pages.begin()
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: HoldMQError) -> None:
         if not self._is_closed:
             log.error("the table of bans cannot be read; trying again", reason=str(error))
             self._timer = self._loop.call_later(RETRY_S, self.start)
 
-    def _read(self, after: str | None) -> None:
-        if self._is_closed:
+    def _read_page(self, after: str | None) -> tuple[list[VersionedRow], str | None]:
+        """On the reader pool."""
+        page = self._tables.scan(BAN_TOPIC, "", after, LIST_MAX)
+        return page.rows, page.next_after
+
+    def _took(self, found: list[VersionedRow]) -> None:
+        for row in found:
+            try:
+                self._bans[row.key] = decode_ban(row.value)
+            except HoldMQError as failure:
+                log.error("a ban cannot be used", ban=row.key, reason=str(failure))
+
+    def _was_read(self, error: HoldMQError | None) -> None:
+        if error is not None:
+            self._failed(error)
             return
-        tables = self._tables
-
-        def done(finished: asyncio.Future[Page]) -> None:
-            if finished.cancelled() or self._is_closed:
-                return
-            error = finished.exception()
-            if error is not None:
-                self._failed(error)
-                return
-            page = finished.result()
-            for row in page.rows:
-                try:
-                    self._bans[row.key] = decode_ban(row.value)
-                except HoldMQError as failure:
-                    log.error("a ban cannot be used", ban=row.key, reason=str(failure))
-            if page.next_after is not None:
-                self._read(page.next_after)
-                return
-            self.opened.set()
-            self._sweep()
-
-        future = self._loop.run_in_executor(
-            self._store.reader_pool, lambda: tables.scan(BAN_TOPIC, "", after, LIST_MAX)
-        )
-        future.add_done_callback(done)
+        self.opened.set()
+        self._sweep()
 
     @property
     def _tables(self) -> TableStore:

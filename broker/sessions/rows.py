@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 import xxhash
 
+from broker.kernel.table_pages import read_on_pool
 from broker.sessions.core.rows import (
     META,
     FoundSession,
@@ -158,21 +159,13 @@ class SessionRows:
             self.load(client_ids, loaded)
 
     def _read(self, client_ids: Sequence[str], loaded: Loaded) -> None:
-        future = self._loop.run_in_executor(self._store.reader_pool, read_sessions, self.tables, client_ids)
-
-        def done(finished: asyncio.Future[list[Session]]) -> None:
-            if finished.cancelled():
-                return
-            error = finished.exception()
-            if error is None:
-                loaded([self._overlaid(*pair) for pair in zip(client_ids, finished.result(), strict=True)])
-            elif isinstance(error, HoldMQError):
-                loaded(error)
+        def read(found: list[Session] | HoldMQError) -> None:
+            if isinstance(found, HoldMQError):
+                loaded(found)
             else:
-                log.error("reading sessions failed", exc_info=error)
-                loaded(StorageError(str(error), operation="read"))
+                loaded([self._overlaid(*pair) for pair in zip(client_ids, found, strict=True)])
 
-        future.add_done_callback(done)
+        read_on_pool(self._store.reader_pool, lambda: read_sessions(self.tables, client_ids), read)
 
     def _overlaid(self, client_id: str, found: Session) -> Session:
         owed = self.owed.get(client_id)

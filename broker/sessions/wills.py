@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
+from broker.kernel.table_pages import TablePages, read_on_pool
 from broker.sessions.core.rows import WILL, RowChange, decode_meta, meta_key, split_will_key, will_key
 from broker.sessions.core.sessions import OwnedSessions
 from broker.sessions.core.wills import LEASE_S, WillKey
@@ -67,6 +68,7 @@ class DueWills:
         self._handed: dict[WillKey, tuple[Connection | None, float]] = {}
         """Whose each is now, and until when; nobody's, and without a deadline, while its row is read."""
         self._owed: dict[str, RowChange] = {}
+        self._pages: TablePages[list[_Found]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_closed = False
@@ -88,6 +90,8 @@ class DueWills:
     def close(self) -> None:
         """Hand nothing more to anybody."""
         self._is_closed = True
+        if self._pages is not None:
+            self._pages.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -96,31 +100,19 @@ class DueWills:
     def recover(self, done: Recovered) -> None:
         """Find the wills of connections of before; `done` is called later."""
 
-        def applied(error: StorageError | None) -> None:
-            if error is not None:
-                done(error)
-            else:
-                self._scan(None, done)
+        def read(error: HoldMQError | None) -> None:
+            if error is None:
+                self.look()
+            done(error)
 
-        self._rows.tables.wait_applied(self._store.confirmed_position, applied)
+        self._pages = TablePages(self._store, self._scan_page, self._restore, read)
+        self._pages.begin()
 
-    def _scan(self, after: str | None, done: Recovered) -> None:
-        def scanned(result: tuple[list[_Found], str | None] | HoldMQError) -> None:
-            if isinstance(result, HoldMQError):
-                done(result)
-                return
-            found, next_after = result
-            now = self._loop.time()
-            for will in found:
-                if not self._core.wills.has(*will.key):
-                    self._core.wills.restore(*will.key, will.delay_s, now + will.wait_s)
-            if next_after is not None:
-                self._scan(next_after, done)
-                return
-            self.look()
-            done(None)
-
-        self._read(lambda: self._scan_page(after), scanned)
+    def _restore(self, found: list[_Found]) -> None:
+        now = self._loop.time()
+        for will in found:
+            if not self._core.wills.has(*will.key):
+                self._core.wills.restore(*will.key, will.delay_s, now + will.wait_s)
 
     def _scan_page(self, after: str | None) -> tuple[list[_Found], str | None]:
         """On the reader pool."""
@@ -179,11 +171,16 @@ class DueWills:
     ) -> None:
         names = [will_key(*key) for key in keys]
 
+        def read(found: list[VersionedRow | None] | HoldMQError) -> None:
+            if not self._is_closed:
+                loaded(found)
+
         def applied(error: StorageError | None) -> None:
             if error is not None:
                 loaded(error)
-            else:
-                self._read(lambda: self._rows.tables.get_many(SESSION_TOPIC, names), loaded)
+                return
+            tables = self._rows.tables
+            read_on_pool(self._store.reader_pool, lambda: tables.get_many(SESSION_TOPIC, names), read)
 
         self._rows.tables.wait_applied(self._store.confirmed_position, applied)
 
@@ -266,23 +263,6 @@ class DueWills:
                 self._core.wills.put_back(key, due_at)
         if keys:
             self.look()
-
-    def _read(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        future = self._loop.run_in_executor(self._store.reader_pool, work)
-
-        def finished(ended: asyncio.Future[Any]) -> None:
-            if ended.cancelled() or self._is_closed:
-                return
-            error = ended.exception()
-            if error is None:
-                done(ended.result())
-            elif isinstance(error, HoldMQError):
-                done(error)
-            else:
-                log.error("reading wills failed", exc_info=error)
-                done(StorageError(str(error), operation="read"))
-
-        future.add_done_callback(finished)
 
 
 def _found(key: WillKey, row: VersionedRow, meta_row: VersionedRow | None, now_ms: int) -> _Found:
