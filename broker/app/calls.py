@@ -163,7 +163,7 @@ class BrokerCalls(RequestFamily):
                         connection.connected_ms,
                         state,
                         wanted[:SHOWN_MAX],
-                        "" if connection.grants is None else connection.grants.key.name,
+                        connection.principal,
                         kinds,
                         activity.produces,
                         sorted({topic for _, topic in activity.reads})[:READS_SHOWN_MAX],
@@ -173,4 +173,4 @@ class BrokerCalls(RequestFamily):
 
 
 def _admitted(connection: Connection) -> dict[str, Any]:
-    return {"principal": connection.grants.key.name} if connection.grants is not None else {}
+    return {} if connection.grants is None else {"principal": connection.principal}

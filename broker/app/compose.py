@@ -362,8 +362,8 @@ def _role_of(hello_of: HelloOf, connection: Connection) -> str:
 
 
 def _source_of(hello_of: HelloOf, connection: Connection) -> TrafficSource:
-    hello, grants = hello_of(connection), connection.grants
-    return TrafficSource("" if hello is None else hello.client_id, "" if grants is None else grants.key.name)
+    hello = hello_of(connection)
+    return TrafficSource("" if hello is None else hello.client_id, connection.principal)
 
 
 def _forget_readers(readers: TopicReaders, before: Topic | None, after: Topic | None) -> None:

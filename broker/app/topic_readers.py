@@ -73,14 +73,13 @@ class TopicReaderList(RequestFamily):
     def _row(self, reader: TopicReader[Connection]) -> ReaderRow:
         connection = reader.owner
         hello = self._hello_of(connection)
-        grants = connection.grants
         return ReaderRow(
             reader.kind,
             reader.group,
             "" if hello is None else hello.client_id,
             "" if hello is None else hello.role,
             connection.address,
-            "" if grants is None else grants.key.name,
+            connection.principal,
             self._wall_ms(reader.since_at),
             self._wall_ms(reader.seen_at),
         )

@@ -163,7 +163,7 @@ class BanTable(RequestFamily):
         self._check_ready()
         (wanted,) = rows(BanRow, [request.header(BanAddRequest).ban])
         now_ms = self._clock_ms()
-        ban = checked(wanted)._replace(made_ms=now_ms, by=wanted.by or _principal_of(request))
+        ban = checked(wanted)._replace(made_ms=now_ms, by=wanted.by or request.connection.principal)
         if ban.until_ms and ban.until_ms <= now_ms:
             raise RemoteError(Code.LIMIT_EXCEEDED, "the end of a ban lies in the future")
         key = row_key(key_of(ban))
@@ -217,7 +217,7 @@ class BanTable(RequestFamily):
                 return
             was_present = self._bans.pop(key, None) is not None
             self._tell([], [key_of(ban)])
-            log.info("a ban is lifted", by=header.by or _principal_of(request), **{ban.kind: ban.value})
+            log.info("a ban is lifted", by=header.by or request.connection.principal, **{ban.kind: ban.value})
             request.reply(BanRemoveResponse(was_present))
 
         self._change([KeyChange(0, key, None)], done)
@@ -281,8 +281,3 @@ class BanTable(RequestFamily):
 
 def _holds(ban: BanRow, now_ms: int) -> bool:
     return not ban.until_ms or ban.until_ms > now_ms
-
-
-def _principal_of(request: Request) -> str:
-    grants = request.connection.grants
-    return "" if grants is None else grants.key.name

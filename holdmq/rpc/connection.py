@@ -205,6 +205,11 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._on_open = on_open
 
+    @property
+    def principal(self) -> str:
+        """The name of the access key that the peer has shown; "" = it is anonymous."""
+        return "" if self.grants is None else self.grants.key.name
+
     def peer_certificate(self) -> dict[str, Any] | None:
         """The peer's verified certificate, as ssl.SSLObject.getpeercert says it; None if it showed none."""
         if self._transport is None:
