@@ -260,7 +260,8 @@ class BanTable(RequestFamily):
         if self._is_closed:
             return
         now_ms = self._clock_ms()
-        over = [key for key, ban in self._bans.items() if not _holds(ban, now_ms)][:SWEPT_MAX]
+        expired = [key for key, ban in self._bans.items() if not _holds(ban, now_ms)]
+        over = [key for key in expired if key not in self._adding][:SWEPT_MAX]
 
         def done(error: HoldMQError | None) -> None:
             if error is not None:
@@ -273,7 +274,6 @@ class BanTable(RequestFamily):
             self.expired += len(gone)
             self._tell([], [key_of(ban) for ban in gone])
 
-        over = [key for key in over if key not in self._adding]
         if over:
             self._change([KeyChange(0, key, None) for key in over], done)
         self._timer = self._loop.call_later(SWEEP_S, self._sweep)
