@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol
 from broker.groups.requests import Groups
 from broker.readers.core.table import ReaderTable
 from broker.shared_groups.requests import SharedMode
+from holdmq.names.topics import is_system_topic
 from holdmq.rpc.connection import Connection
 from holdmq.wire.group_headers import SHARED
 from holdmq.wire.headers import SubscriptionRow
@@ -31,12 +32,12 @@ def activity(
     """What a connection does beside its membership of groups; system topics are left out."""
     reads = [
         (reader.kind, topic)
-        for reader in readers.of_owner(connection)
-        if isinstance(reader.topics, tuple) and not reader.group
+        for reader in readers.asked_by(connection)
+        if not reader.group
         for topic in reader.topics
-        if not topic.startswith("%")
+        if not is_system_topic(topic)
     ]
-    sent = [topic for topic in producing.topics_of(connection) if not topic.startswith("%")]
+    sent = [topic for topic in producing.topics_of(connection) if not is_system_topic(topic)]
     return ConnectionActivity(sent, reads)
 
 
@@ -58,7 +59,7 @@ def subscriptions(groups: Groups, shared: SharedMode) -> Subscriptions:
             found.setdefault(member.owner, []).extend(
                 SubscriptionRow(name, member.mode, wanted.topic, wanted.filter)
                 for wanted in member.subscriptions
-                if not wanted.topic.startswith("%")
+                if not is_system_topic(wanted.topic)
             )
     for name, group in shared.core.groups.items():
         for one in group.members.values():
@@ -66,6 +67,6 @@ def subscriptions(groups: Groups, shared: SharedMode) -> Subscriptions:
             found.setdefault(one.owner, []).extend(
                 SubscriptionRow(name, SHARED, topic, group.filters[topic].text)
                 for topic in sorted(one.topics)
-                if topic in group.filters and not topic.startswith("%")
+                if topic in group.filters and not is_system_topic(topic)
             )
     return found

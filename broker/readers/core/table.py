@@ -164,13 +164,10 @@ class ReaderTable(Generic[Owner]):
     def forget(self, topic: str) -> None:
         """A topic is gone: who asked for it does no more; subscribers wait for one of its name."""
         self._others.pop(topic, None)
-        keys = [
-            _AskingKey(reader.owner, reader.kind, reader.group, topic)
-            for reader in self._of_topic.get(topic, ())
-            if isinstance(reader.topics, tuple)
-        ]
-        for key in keys:
-            self._end_asking(key)
+        for reader in list(self._of_topic.get(topic, ())):
+            key = _AskingKey(reader.owner, reader.kind, reader.group, topic)
+            if self._asking.get(key) is reader:
+                self._end_asking(key)
 
     # Who reads
 
@@ -186,10 +183,9 @@ class ReaderTable(Generic[Owner]):
         """Whether readers without a place ask for a topic, too."""
         return topic in self._others
 
-    def of_owner(self, owner: Owner) -> Iterator[TopicReader[Owner]]:
-        """What one connection reads."""
-        yield from (self._subscribers[key] for key in self._subscribed_by.get(owner, ()))
-        yield from (self._asking[key] for key in self._asked_by.get(owner, ()))
+    def asked_by(self, owner: Owner) -> Iterator[TopicReader[Owner]]:
+        """What one connection asks for."""
+        return (self._asking[key] for key in self._asked_by.get(owner, ()))
 
     def _enter(self, reader: TopicReader[Owner]) -> None:
         for topic in reader.topics:

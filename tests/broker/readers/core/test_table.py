@@ -65,7 +65,9 @@ def test_two_members_of_a_group_on_one_connection_are_two_readers(table: ReaderT
     table.subscribe(WORKERS, SHARED, ["a"], 1.0)
     table.subscribe(WORKERS._replace(member_id=2), SHARED, ["a"], 1.0)
     assert table.unsubscribe(WORKERS) == []
-    assert [reader.topics for reader in table.of_owner("one")] == [frozenset({"a"})]
+    (left,) = table.of("a")
+    assert (left.owner, left.topics) == ("one", frozenset({"a"}))
+    assert list(table.asked_by("one")) == []
     assert table.close("one") == ["a"]
 
 
