@@ -63,11 +63,16 @@ def reasons_to_delete(
         found.append(Reason.BYTES)
     if 0 < limits.segments < oldest.segments:
         found.append(Reason.COUNT)
-    if used_percent >= limits.early_percent:
+    if _is_above(limits.early_percent, used_percent):
         found.append(Reason.EARLY)
-    if used_percent >= limits.forced_percent:
+    if _is_above(limits.forced_percent, used_percent):
         found.append(Reason.FORCED)
     return found
+
+
+def _is_above(watermark: float, used_percent: float) -> bool:
+    """Whether a disk is filled up to a watermark; 100 is none, also for a disk that is full."""
+    return watermark <= used_percent and watermark < 100
 
 
 def who_needs(

@@ -28,6 +28,8 @@ LIMITS = RetentionLimits(1000, 0, 0, 75, 85, 90, False, 500)
         (Oldest(9_900, 100, 3), 0, LIMITS._replace(segments=3), []),
         (Oldest(9_900, 100, 3), 75, LIMITS, [Reason.EARLY]),
         (Oldest(9_900, 100, 3), 85, LIMITS, [Reason.EARLY, Reason.FORCED]),
+        (Oldest(9_900, 100, 3), 100, LIMITS._replace(forced_percent=100), [Reason.EARLY]),
+        (Oldest(9_900, 100, 3), 100, LIMITS._replace(early_percent=100, forced_percent=100), []),
         (
             Oldest(0, 101, 3),
             99,
