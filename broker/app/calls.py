@@ -10,6 +10,7 @@ from broker.alerts.core.shard_copies import KnowsCopies
 from broker.app.subscribers import READS_SHOWN_MAX, SHOWN_MAX, ConnectionActivity, Subscriptions
 from broker.kernel.request_family import RequestFamily
 from broker.topics.core.table import TopicTable
+from holdmq.config.model import Config
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -38,6 +39,24 @@ class Identity(NamedTuple):
     name: str
     cluster: str
     record_max_bytes: int
+
+    @classmethod
+    def of(cls, config: Config) -> Identity:
+        """As a configuration says."""
+        return cls(config.broker.name, config.cluster.name, config.storage.record_max_bytes)
+
+    def welcome(self, store: OrderedStore) -> HelloResponse:
+        """What HELLO is answered with at a broker, or a copy of it, over an open store."""
+        return HelloResponse(
+            PROTOCOL_VERSION,
+            self.name,
+            self.cluster,
+            time.time_ns() // 1_000_000,
+            store.store_id,
+            store.epoch,
+            self.record_max_bytes,
+            self.record_max_bytes + FRAME_OVERHEAD_BYTES,
+        )
 
 
 class BrokerCalls(RequestFamily):
@@ -87,17 +106,7 @@ class BrokerCalls(RequestFamily):
 
     def hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
         """What HELLO is answered with."""
-        name, cluster, record_max_bytes = self._identity
-        return HelloResponse(
-            PROTOCOL_VERSION,
-            name,
-            cluster,
-            time.time_ns() // 1_000_000,
-            self._store.store_id,
-            self._store.epoch,
-            record_max_bytes,
-            record_max_bytes + FRAME_OVERHEAD_BYTES,
-        )
+        return self._identity.welcome(self._store)
 
     def _heartbeat(self, request: Request) -> None:
         state = request.header(HeartbeatRequest).state

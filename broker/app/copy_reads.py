@@ -9,12 +9,12 @@ is held.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 import structlog
 
+from broker.app.calls import Identity
 from broker.kernel.statistics import Statistics
 from broker.kernel.statistics_ticks import StatisticsTicks
 from broker.reading.column_pulls import ColumnPulls
@@ -29,7 +29,7 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
-from holdmq.wire.headers import PROTOCOL_VERSION, Empty, HelloRequest, HelloResponse
+from holdmq.wire.headers import Empty, HelloRequest, HelloResponse
 from storage.api.store import OrderedStore
 
 LISTEN_AGAIN_S: Final = 1.0
@@ -141,17 +141,7 @@ class ReplicaReadServer:
         store = self._store
         if store is None or not hello.reads_replica or not self._standing.may_read():
             raise self._standing.not_leading()
-        record_max_bytes = self._config.storage.record_max_bytes
-        return HelloResponse(
-            PROTOCOL_VERSION,
-            self._config.broker.name,
-            self._config.cluster.name,
-            time.time_ns() // 1_000_000,
-            store.store_id,
-            store.epoch,
-            record_max_bytes,
-            record_max_bytes + FRAME_OVERHEAD_BYTES,
-        )
+        return Identity.of(self._config).welcome(store)
 
     def _leave_to_leader(self, _request: Request) -> None:
         raise self._standing.not_leading()

@@ -182,7 +182,7 @@ class Lives:
         if store.log_order is not None and not engine.is_state_in_log:
             _check_topics(topics, store.log_order, path)
         broker = Broker(
-            Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),
+            Identity.of(config),
             store,
             store.log_order,
             life.readers,
