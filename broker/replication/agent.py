@@ -43,6 +43,7 @@ from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome, 
 from broker.replication.core.recurring_fault import RecurringFault
 from broker.replication.core.replica import Replica, ReplicaRole
 from broker.replication.core.settings import ReplicaSettings
+from broker.replication.fetched import FetchedPositions
 from broker.replication.peers import NO_BYTES, PeerAnswer, Peers
 from broker.replication.ports import LeadEvents, LogHome
 from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
@@ -56,9 +57,6 @@ TICK_S: Final = 0.05
 WATCH_S: Final = 30.0
 """How long one watch of the coordinator lasts; the state is read each second anyway."""
 WATCH_PAUSE_S: Final = 1.0
-
-KEEP_S: Final = 60.0
-"""How long the log is kept for a copy that asks for nothing: it starts again, or its link is broken."""
 
 log = structlog.get_logger("holdmq.replication")
 
@@ -104,8 +102,7 @@ class ReplicaAgent:
         self._is_doing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetches: dict[int, Request] = {}
-        self._fetched: dict[str, tuple[int, float]] = {}
-        """Where each copy fetched last, and when."""
+        self._fetched = FetchedPositions()
         self._number = 0
         self._data: memoryview = NO_BYTES
         self._data_end = 0
@@ -257,9 +254,7 @@ class ReplicaAgent:
             return
         if core.leading is None:
             self._fetched.clear()
-        now = boot_time()
-        self._fetched = {peer: last for peer, last in self._fetched.items() if now - last[1] < KEEP_S}
-        found.keep_from(min((position for position, _ in self._fetched.values()), default=None))
+        found.keep_from(self._fetched.lowest(boot_time()))
 
     def numbers(self) -> dict[str, int | float]:
         """Gauges and counters (names end in `_total`); read on any thread."""
@@ -589,7 +584,7 @@ class ReplicaAgent:
             begins_anew = is_other or hello.end < answer.first
             if begins_anew:
                 ends = self._log.queue_ends()
-            self._fetched[peer] = (answer.first if begins_anew else hello.end, boot_time())
+            self._fetched.fetched(peer, answer.first if begins_anew else hello.end, boot_time())
             self._keep_for_copies()
         return answer, ends
 
@@ -608,7 +603,7 @@ class ReplicaAgent:
             del self._fetches[number]
             request.refuse(refusal_of(refused))
         else:
-            self._fetched[peer] = (fetch.position, boot_time())
+            self._fetched.fetched(peer, fetch.position, boot_time())
         self._do(actions)
 
     def _answer_fetch(self, number: int, grant: FetchGrant) -> None:
@@ -654,14 +649,13 @@ class ReplicaAgent:
         )
         request.reply(header, read.parts, length)
 
-    def send_tables(self, name: str, offset: int, request: Request) -> None:
+    def send_tables(self, peer: str, name: str, offset: int, request: Request) -> None:
         """Answer a copy that asks for the newest snapshot of tables, or for more of it."""
         core, found = self._core, self._log
         if core is None or core.leading is None or found is None:
             raise refusal_of(Refused(0, "" if core is None else core.leader))
         # Whoever receives tables fetches the log next: it may take longer than a copy may be silent.
-        now = boot_time()
-        self._fetched = {peer: (position, now) for peer, (position, _) in self._fetched.items()}
+        self._fetched.is_busy(peer, boot_time())
         self._spawn(self._read_tables(found, name, offset, request), "tables for a copy")
 
     async def _read_tables(self, found: ReplicatedLog, name: str, offset: int, request: Request) -> None:

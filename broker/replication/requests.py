@@ -111,7 +111,7 @@ class ReplicaRequests(RequestFamily):
     def _tables(self, request: Request) -> None:
         asked = request.header(ReplicaTablesRequest)
         self._check(asked.shard)
-        self._agent.send_tables(asked.name, asked.offset, request)
+        self._agent.send_tables(asked.replica, asked.name, asked.offset, request)
 
     def _status(self, request: Request) -> None:
         self._check(request.header(ReplicaStatusRequest).shard)
