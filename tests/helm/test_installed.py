@@ -127,7 +127,7 @@ def test_dashboard_and_rules_name_only_what_processes_export(cluster: LoopbackCl
     assert len(asked) > 40
     # What only brokers of the key-value engine export is held against one of them in tests/holdmq/cli, and
     # what only replicas do in tests/faults/replication.
-    of_others = {f"holdmq_store_{name}" for name in STORE if name.startswith("kv_")}
+    of_others = {f"holdmq_store_{name}" for name in STORE if name.startswith(("kv_", "replica_"))}
     of_others |= {f"holdmq_replication_{name}" for name in REPLICATION}
     for name in sorted(asked - of_others):
         # A metric of an area is exported by that area's process: a broker's is not looked for at a gateway.
