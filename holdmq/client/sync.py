@@ -28,6 +28,7 @@ from holdmq.client.bounds import Bounds
 from holdmq.client.group_consumer import Consumer
 from holdmq.client.group_pull_consumer import GroupPullConsumer
 from holdmq.client.lanes import SendResult
+from holdmq.client.lifecycle import GroupConsumer
 from holdmq.client.producer import Producer
 from holdmq.client.pull_consumer import ASSIGN_TIMEOUT_S, PullConsumer, Start
 from holdmq.client.shared_consumer import SharedConsumer
@@ -233,7 +234,33 @@ class SyncPullConsumer(_Blocking[PullConsumer]):
     lag = _called(PullConsumer.lag)
 
 
-class SyncSharedConsumer(_Blocking[SharedConsumer]):
+G = TypeVar("G", bound=GroupConsumer)
+
+
+class _PulledMember(_Blocking[G]):
+    """A blocking member of a group that is asked for messages; it becomes one on first use."""
+
+    def __init__(
+        self,
+        make: Callable[..., G],
+        registries: Sequence[str],
+        group: str,
+        topics: Iterable[str] | Mapping[str, str],
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(make, (list(registries), group, _taken(topics)), settings)
+
+    async def _made(self) -> G:
+        consumer = await super()._made()
+        await consumer.start()
+        return consumer
+
+    def start(self) -> None:
+        """Become a member; see `holdmq.client.lifecycle.GroupConsumer.start`."""
+        self._on_loop(lambda _: None)
+
+
+class SyncSharedConsumer(_PulledMember[SharedConsumer]):
     """A blocking `SharedConsumer` that pulls: its settings, but no handler. It starts on first use."""
 
     def __init__(
@@ -243,16 +270,7 @@ class SyncSharedConsumer(_Blocking[SharedConsumer]):
         topics: Iterable[str] | Mapping[str, str],
         **settings: Any,
     ) -> None:
-        super().__init__(SharedConsumer, (list(registries), group, _taken(topics)), settings)
-
-    async def _made(self) -> SharedConsumer:
-        consumer = await super()._made()
-        await consumer.start()
-        return consumer
-
-    def start(self) -> None:
-        """Become a member; see `SharedConsumer.start`."""
-        self._on_loop(lambda _: None)
+        super().__init__(SharedConsumer, registries, group, topics, settings)
 
     pull = _awaited(SharedConsumer.pull)
     ack = _awaited(SharedConsumer.ack)
@@ -260,7 +278,7 @@ class SyncSharedConsumer(_Blocking[SharedConsumer]):
     extend = _awaited(SharedConsumer.extend)
 
 
-class SyncGroupPullConsumer(_Blocking[GroupPullConsumer]):
+class SyncGroupPullConsumer(_PulledMember[GroupPullConsumer]):
     """A blocking `GroupPullConsumer`; takes the same settings. It starts on first use."""
 
     def __init__(
@@ -270,16 +288,7 @@ class SyncGroupPullConsumer(_Blocking[GroupPullConsumer]):
         topics: Iterable[str] | Mapping[str, str],
         **settings: Any,
     ) -> None:
-        super().__init__(GroupPullConsumer, (list(registries), group, _taken(topics)), settings)
-
-    async def _made(self) -> GroupPullConsumer:
-        consumer = await super()._made()
-        await consumer.start()
-        return consumer
-
-    def start(self) -> None:
-        """Become a member; see `GroupPullConsumer.start`."""
-        self._on_loop(lambda _: None)
+        super().__init__(GroupPullConsumer, registries, group, topics, settings)
 
     poll = _awaited(GroupPullConsumer.poll)
     commit = _awaited(GroupPullConsumer.commit)
