@@ -57,6 +57,8 @@ TICK_S: Final = 0.05
 WATCH_S: Final = 30.0
 """How long one watch of the coordinator lasts; the state is read each second anyway."""
 WATCH_PAUSE_S: Final = 1.0
+FULL_PAUSE_S: Final = 1.0
+"""How long a disk that was full is left alone."""
 
 log = structlog.get_logger("holdmq.replication")
 
@@ -116,6 +118,9 @@ class ReplicaAgent:
         self._random = SystemRandom()
         self._unreadable, self._unheld = RecurringFault(), RecurringFault()
         self._outdated, self._older = RecurringFault(), RecurringFault()
+        self._unwritten = RecurringFault()
+        self._is_doubted = self._is_noting = False
+        self._note_doubt_at = 0.0
         self.failovers = 0
         self.bytes_copied = self.bytes_served = 0
 
@@ -201,6 +206,8 @@ class ReplicaAgent:
             return
         self._log_moved()
         self._keep_for_copies()
+        if self._is_doubted and self._log is not None and boot_time() >= self._note_doubt_at:
+            self._doubt(self._log)
         self._do(core.tick(boot_time()))
 
     def _fail(self, error: HoldMQError) -> None:
@@ -225,7 +232,7 @@ class ReplicaAgent:
             found.durable_position,
             found.confirmed_position,
             tuple(found.epochs),
-            found.is_whole,
+            found.is_whole and not self._is_doubted,
             found.writing_ms > self._settings.lag_s * 1e3,
             found.refused_for_copies,
         )
@@ -269,7 +276,7 @@ class ReplicaAgent:
         view, state, leading, now = core.log, core.state, core.leading, boot_time()
         found["refused_total"] = view.refused
         found |= {
-            "is_leader": int(leading is not None and leading.is_serving),
+            "is_leader": int(core.owned_for_s(now) > 0),
             "is_whole": int(view.is_whole),
             "epoch": 0 if state is None else state.epoch,
             "in_sync": 0 if state is None else len(state.in_sync),
@@ -353,7 +360,7 @@ class ReplicaAgent:
                 try:
                     found.begin_epoch(epoch, self._epoch_begun)
                 except StorageError as error:
-                    self._fail(error)
+                    self._epoch_begun(error)
             case StopAppends():
                 found.stop_appends()
             case RefuseAppends(following):
@@ -369,10 +376,12 @@ class ReplicaAgent:
                 found.take_appends()
             case Trust():
                 log.info("this copy has everything again", replica=self.replica)
-                found.trust(True, self._noted)
+                self._is_doubted = False
+                found.trust(True, self._trusted)
             case Distrust(reason):
                 log.error("this copy does not trust itself", replica=self.replica, reason=reason)
-                found.trust(False, self._noted)
+                self._is_doubted = True
+                self._doubt(found)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -402,16 +411,47 @@ class ReplicaAgent:
         self._do(core.bytes_refused(boot_time(), str(error)))
 
     def _epoch_begun(self, error: StorageError | None) -> None:
-        if error is not None:
-            self._fail(error)
-        elif self._core is not None:
-            self._do(self._core.epoch_begun(boot_time(), self.view()))
-
-    def _noted(self, error: StorageError | None) -> None:
-        if error is not None:
-            self._fail(error)
+        core = self._core
+        assert core is not None
+        if error is None:
+            self._is_over(self._unwritten, "epochs can be written again")
+            self._do(core.epoch_begun(boot_time(), self.view()))
+        elif error.retriable:
+            self._failed_again(self._unwritten, "an epoch could not be written", str(error))
+            self._do(core.epoch_refused(boot_time(), str(error)))
         else:
+            self._fail(error)
+
+    def _trusted(self, error: StorageError | None) -> None:
+        core = self._core
+        assert core is not None
+        if error is None:
             self._log_moved()
+        elif error.retriable:
+            log.warning("it could not be noted that this copy has everything", reason=str(error))
+            self._do(core.bytes_refused(boot_time(), str(error)))
+        else:
+            self._fail(error)
+
+    def _doubt(self, found: ReplicatedLog) -> None:
+        """Note that this copy may lack something. It is one that may, from now on, noted or not."""
+        if not self._is_noting:
+            self._is_noting = True
+            found.trust(False, self._doubted)
+
+    def _doubted(self, error: StorageError | None) -> None:
+        self._is_noting = False
+        if error is None:
+            self._is_over(self._unwritten, "it is noted that this copy does not trust itself")
+            self._is_doubted = False
+            self._log_moved()
+        elif error.retriable:
+            self._failed_again(
+                self._unwritten, "it is not noted that a copy does not trust itself", str(error)
+            )
+            self._note_doubt_at = boot_time() + FULL_PAUSE_S
+        else:
+            self._fail(error)
 
     def _start_over(self, store_id: bytes, position: int) -> None:
         welcome = self._welcome
@@ -455,12 +495,35 @@ class ReplicaAgent:
     async def _change_log(self, change: Coroutine[Any, Any, ReplicatedLog]) -> None:
         self._log = None
         try:
-            self._take_log(await change)
+            found = await self._changed(change)
         except HoldMQError as error:
             self._fail(error)
             return
+        self._take_log(found)
         assert self._core is not None
         self._do(self._core.was_cut(boot_time(), self.view()))
+
+    async def _changed(self, change: Coroutine[Any, Any, ReplicatedLog]) -> ReplicatedLog:
+        """The log after a change; a full disk is waited for, and the change then wanted anew."""
+        try:
+            return await change
+        except StorageError as error:
+            if not error.retriable:
+                raise
+            self._failed_again(self._unwritten, "the log could not be changed", str(error))
+            assert self._core is not None
+            self._do(self._core.bytes_refused(boot_time(), str(error)))
+        while True:
+            await asyncio.sleep(FULL_PAUSE_S)
+            try:
+                found = await self._home.open_again()
+            except StorageError as error:
+                if not error.retriable:
+                    raise
+                self._failed_again(self._unwritten, "the log could not be opened", str(error))
+            else:
+                self._is_over(self._unwritten, "the log is open again")
+                return found
 
     # The coordinator
 

@@ -355,6 +355,9 @@ class Process:
             )
 
     def _begin_epoch(self, epoch: int) -> None:
+        if self.log.is_full:
+            self.do(self.core.epoch_refused(self.now, "the disk is full"))
+            return
         if self.core.role is ReplicaRole.PROMOTING:
             self.world.history.leads(self.machine.name, epoch)
         self.log.begin_epoch(epoch)

@@ -30,7 +30,12 @@ FAILOVERS: Final = frozenset(
     }
 )  # fmt: skip
 """Kills, pauses and cuts: within ttl_s + 2 s records are acknowledged again."""
-NO_FAILOVER: Final = frozenset({"etcd gone", "etcd wiped", "etcd restored", "full disk of the leader"})
+NO_FAILOVER: Final = frozenset(
+    {
+        "etcd gone", "etcd wiped", "etcd restored",
+        "full disk of the leader", "full disk of a copy, and another leader",
+    }
+)  # fmt: skip
 """Faults under which nothing may be acknowledged before they are healed."""
 LOST_PERCENT: Final = 5
 SLOW_BITS_PER_S: Final = 2_000_000
@@ -74,6 +79,8 @@ class ShardFaults:
             "slow link of a copy": lambda _, copy: net.impair(copy, 0, SLOW_BITS_PER_S),
             "full disk of the leader": lambda leader, _: shard.disks[leader].fill(),
             "full disk of a copy": lambda _, copy: shard.disks[copy].fill(),
+            "full disk of a copy, and another leader": self._fill_and_kill,
+            "full disk of the leader, and another one": lambda leader, _: self._fill_and_pause(leader),
             "emptied disk": lambda _, copy: self._empty(copy),
             "bit flip": lambda _, copy: self._damage(copy, _flip),
             "truncation": lambda _, copy: self._damage(copy, _truncate),
@@ -155,6 +162,18 @@ class ShardFaults:
 
     # Disks
 
+    def _fill_and_kill(self, leader: str, copy: str) -> None:
+        """A copy cannot write down that an epoch begins, nor that it leads in it."""
+        self.shard.disks[copy].fill()
+        self.shard.end(leader)
+
+    def _fill_and_pause(self, leader: str) -> None:
+        """A leader that is one no more opens its log again as a copy, and cannot write."""
+        self.shard.disks[leader].fill()
+        self._pause(leader)
+        time.sleep(self.shard.options.times.ttl_s + 1.5)
+        self.shard.processes[leader].send_signal(signal.SIGCONT)
+
     def _empty(self, name: str) -> None:
         self.shard.end(name)
         self.shard.empty(name)
@@ -232,7 +251,7 @@ class ShardFaults:
             if process is not None:
                 process.send_signal(signal.SIGCONT)
         ended = shard.ended_by_itself()
-        assert not ended, f"processes ended by themselves: {ended}"
+        assert not ended, "\n".join(f"{name} ended by itself: {shard.last_words(name)}" for name in ended)
         for name in (*REPLICAS, *ETCDS):
             if name not in shard.processes:
                 (shard.start_replica if name in REPLICAS else shard.start_etcd)(name)

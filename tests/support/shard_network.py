@@ -305,6 +305,11 @@ class ShardNetwork:
                 return name
         return next(name for name in ETCDS if name in self.processes)
 
+    def last_words(self, name: str) -> str:
+        """The last lines of a process's log."""
+        lines = (self.directory / f"{name}.log").read_text(errors="replace").splitlines()
+        return "\n".join(lines[-4:])
+
     def logs(self) -> str:
         """The last lines of each replica."""
         parts = []

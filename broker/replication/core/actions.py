@@ -28,7 +28,8 @@ class GiveUpLease(NamedTuple):
 
 
 class BeginEpoch(NamedTuple):
-    """Write (epoch, end of the log) durably, before anything is appended; then `Replica.epoch_begun`."""
+    """Write (epoch, end of the log) durably, before anything is appended; then `Replica.epoch_begun`,
+    or `Replica.epoch_refused` when the disk is full."""
 
     epoch: int
 

@@ -469,6 +469,13 @@ class Replica:
         )
         return self._done(now, self.leading.tick(now))
 
+    def epoch_refused(self, now: float, reason: str) -> list[Action]:
+        """The epoch could not be written, and nothing of it is there: another replica may lead meanwhile."""
+        self._is_changing_log = False
+        if self.role is ReplicaRole.PROMOTING:
+            return self._done(now, self._give_up_campaign(now))
+        return self.bytes_refused(now, reason)
+
     def was_cut(self, now: float, log: LogView) -> list[Action]:
         """The log was cut, or started over."""
         self.log = log
@@ -534,7 +541,7 @@ class Replica:
         return self._done(now, actions)
 
     def bytes_refused(self, now: float, reason: str) -> list[Action]:
-        """The log did not take bytes of the leader."""
+        """The log did not take bytes of the leader, or what it says of them: a new session begins."""
         return [] if self.copying is None else self._done(now, self.copying.bytes_refused(reason))
 
     def _take_over(self, now: float) -> list[Action]:

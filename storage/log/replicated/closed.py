@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import structlog
 
-from holdmq.errors import StorageError, StoreFormatError
+from holdmq.errors import StorageError, StoreFormatError, StoreFullError
 from holdmq.files.atomic_file import AtomicFile
-from holdmq.files.disk import Disk
+from holdmq.files.disk import FULL_ERRORS, Disk
 from storage.api.replication import Epoch, LogStart, TableSnapshot
 from storage.core.epochs import Epochs
 from storage.log.core.names import name_of
@@ -239,7 +239,8 @@ def _start_of(content: Mapping[str, Any], path: str) -> LogStart:
 
 
 def _failure(error: OSError, operation: str, directory: Path, position: int | None) -> StorageError:
-    return StorageError(
+    kind = StoreFullError if error.errno in FULL_ERRORS else StorageError
+    return kind(
         error.strerror or str(error),
         operation=operation,
         path=error.filename or str(directory),

@@ -16,7 +16,8 @@ FAULTS: Final = (
     "cut the leader from etcd",
     "lossy links",
     "bit flip",
-    "full disk of a copy",
+    "full disk of a copy, and another leader",
+    "full disk of the leader, and another one",
 )
 """One of each family; `python -m replica_rounds` does all there are."""
 
