@@ -9,6 +9,7 @@ An MQTT topic's first level is the log topic, the rest is the tag::
     a.b/c             <->  a|2Eb       c            bytes outside [A-Za-z0-9_-] are | and two digits
     (any of the above)<->  mqtt-other  a.b/c        what gets no topic of its own: tag = whole MQTT topic
     (any of the above)<->  mqtt-tree-x a.b/c        what a gateway's rules send there: the same
+    $%acme/a/b        <->  acme%a      b            of a tenant (holdmq.names.tenants): all of these, apart
 
 Digits of an escape are 0-9 A-F, and only what must be escaped is: one MQTT topic has one name.
 Pure functions; the faults they return are sentences without a subject's prefix, for a caller to
@@ -24,6 +25,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from holdmq.mqtt.filters import matches
+from holdmq.names.tenants import in_tenant, mount_of, split_mount, split_tenant, tenant_fault
 from holdmq.record.codec import prefix_hash, tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 
@@ -78,12 +80,16 @@ def level_of_topic(topic: str) -> str | None:
     """The first level of a log topic's MQTT topics; None if MQTT cannot see this topic.
 
     System and temporary topics, those whose tags are whole MQTT topics, and what is no topic
-    name have no first level. The empty level is "".
+    name have no first level. The empty level is "". A tenant's is mounted: `$%acme/orders`.
     """
     if is_whole(topic):
         return None
     if _PLAIN.match(topic):
         return topic
+    tenant, own = split_tenant(topic)
+    if tenant:
+        level = None if topic_fault(topic) is not None else level_of_topic(own)
+        return None if level is None else mount_of(tenant) + level
     if topic == _EMPTY_LEVEL:
         return ""
     if topic_fault(topic) is not None or topic.endswith(TEMPORARY_SUFFIX):
@@ -98,16 +104,19 @@ def split_mqtt_topic(mqtt_topic: str) -> TopicTag:
     are whole MQTT topics, go to OTHER_TOPIC. Whether
     the topic exists or may be created is the caller's to know: if not, use `other_topic`.
     """
-    level, slash, rest = mqtt_topic.partition("/")
-    topic = topic_of_level(level)
-    if is_whole(topic) or len(topic) > TOPIC_BYTES_MAX:
+    tenant, inner = split_mount(mqtt_topic)
+    level, slash, rest = inner.partition("/")
+    own = topic_of_level(level)
+    topic = in_tenant(tenant, own)
+    if is_whole(own) or len(topic) > TOPIC_BYTES_MAX:
         return other_topic(mqtt_topic)
     return TopicTag(topic, rest if slash else None)
 
 
 def other_topic(mqtt_topic: str) -> TopicTag:
     """Where an MQTT topic goes whose first level gets no log topic of its own."""
-    return TopicTag(OTHER_TOPIC, mqtt_topic)
+    tenant, inner = split_mount(mqtt_topic)
+    return TopicTag(in_tenant(tenant, OTHER_TOPIC), inner)
 
 
 def join_mqtt_topic(topic: str, tag: str | None) -> str | None:
@@ -117,12 +126,12 @@ def join_mqtt_topic(topic: str, tag: str | None) -> str | None:
     topic `|` without a tag (an MQTT topic has at least one character [MQTT-4.7.3-1]).
     """
     if is_whole(topic):
-        return tag or None
+        return mount_of(split_tenant(topic)[0]) + tag if tag else None
     level = level_of_topic(topic)
     if level is None:
         return None
     if tag is None:
-        return level or None
+        return level if split_mount(level).inner else None
     return f"{level}/{tag}"
 
 
@@ -140,7 +149,8 @@ def is_system_topic(topic: str) -> bool:
 
 def is_whole(topic: str) -> bool:
     """Whether the tags of a log topic are whole MQTT topics: it is OTHER_TOPIC, or of a routing rule."""
-    return topic == OTHER_TOPIC or topic.startswith(TREE_PREFIX)
+    own = split_tenant(topic)[1]
+    return own == OTHER_TOPIC or own.startswith(TREE_PREFIX)
 
 
 def is_temporary(name: str) -> bool:
@@ -151,7 +161,8 @@ def is_temporary(name: str) -> bool:
 def topic_fault(name: str) -> str | None:
     """Why a client may not use this topic name; None if it may.
 
-    1 to TOPIC_BYTES_MAX of `[A-Za-z0-9_-]` and `|XX` escapes, then perhaps `#tmp`; or `|`.
+    1 to TOPIC_BYTES_MAX of `[A-Za-z0-9_-]` and `|XX` escapes, then perhaps `#tmp`; or `|`. Before it a
+    tenant and `%`, perhaps: whose it is.
     """
     if len(name) <= TOPIC_BYTES_MAX and _PLAIN.match(name):
         return None
@@ -161,7 +172,11 @@ def topic_fault(name: str) -> str | None:
         return f"topic name {_short(name)} is longer than {TOPIC_BYTES_MAX} bytes"
     if is_system_topic(name):
         return f"topic {_short(name)} is a system topic, which clients may not name"
-    stem = name.removesuffix(TEMPORARY_SUFFIX)
+    tenant, own = split_tenant(name)
+    fault = tenant_fault(tenant) if tenant else None
+    if fault is not None:
+        return f"topic name {_short(name)}: {fault}"
+    stem = own.removesuffix(TEMPORARY_SUFFIX)
     if not _TOPIC.match(stem):
         return (
             f"topic name {_short(name)} must be of letters, digits, _ and - "
@@ -183,11 +198,15 @@ def system_topic_fault(name: str) -> str | None:
 def group_fault(name: str) -> str | None:
     """Why a client may not use this group name; None if it may.
 
-    1 to GROUP_BYTES_MAX of `[A-Za-z0-9_-]`, then perhaps `#tmp`.
+    1 to GROUP_BYTES_MAX of `[A-Za-z0-9_-]`, then perhaps `#tmp`; before it a tenant and `%`, perhaps.
     """
     if len(name) > GROUP_BYTES_MAX:
         return f"group name {_short(name)} is longer than {GROUP_BYTES_MAX} bytes"
-    if not _PLAIN.match(name.removesuffix(TEMPORARY_SUFFIX)):
+    tenant, own = split_tenant(name)
+    fault = tenant_fault(tenant) if tenant else None
+    if fault is not None:
+        return f"group name {_short(name)}: {fault}"
+    if not _PLAIN.match(own.removesuffix(TEMPORARY_SUFFIX)):
         return f"group name {_short(name)} must be of letters, digits, _ and -"
     return None
 
@@ -238,10 +257,11 @@ def _short(text: str) -> str:
 
 def topic_of_filter(mqtt_filter: str) -> str | None:
     """The log topic that a filter's first level names; None for a wildcard or one in OTHER_TOPIC only."""
-    level = mqtt_filter.partition("/")[0]
+    tenant, inner = split_mount(mqtt_filter)
+    level = inner.partition("/")[0]
     if level in ("+", "#"):
         return None
-    topic = topic_of_level(level)
+    topic = in_tenant(tenant, topic_of_level(level))
     return None if is_whole(topic) or len(topic) > TOPIC_BYTES_MAX else topic
 
 
@@ -253,22 +273,26 @@ def filter_terms(
     `mqtt_filter` is valid and without `$share/…/`; `key_levels` is that of the topic
     `topic_of_filter` names (1 while it does not exist: ask again when it is created with
     another). OTHER_TOPIC is read wherever it could match, and so are `trees`: topics of routing
-    rules, with their `key_levels`. The reader must test again.
+    rules, with their `key_levels`. The reader must test again. Terms of a tenant's filter name its
+    topics alone, `acme%` standing for all of them.
 
     A filter whose first `key_levels` tag levels are literal becomes a PREFIX term, also when
     wildcards follow: one look-up in a set of hashes serves any number of such filters, and
     a device's messages are few.
     """
-    level, slash, rest = mqtt_filter.partition("/")
+    tenant, inner = split_mount(mqtt_filter)
+    every = in_tenant(tenant, "")
+    level, slash, rest = inner.partition("/")
     if level == "#" or (level == "+" and rest == "#"):
-        return [FilterTerm(TermKind.TOPIC, "", 0, "")]
-    others = [tag_filter_term(OTHER_TOPIC, mqtt_filter, OTHER_KEY_LEVELS)]
-    others += [tag_filter_term(tree, mqtt_filter, levels) for tree, levels in trees]
+        return [FilterTerm(TermKind.TOPIC, every, 0, "")]
+    others = [tag_filter_term(in_tenant(tenant, OTHER_TOPIC), inner, OTHER_KEY_LEVELS)]
+    if not tenant:
+        others += [tag_filter_term(tree, inner, levels) for tree, levels in trees]
     if level == "+":
         if not slash:
-            return [tag_term("", None), *others]
+            return [tag_term(every, None), *others]
         # Across topics of unknown key_levels no hash is common.
-        return [FilterTerm(TermKind.MQTT, "", 0, rest), *others]
+        return [FilterTerm(TermKind.MQTT, every, 0, rest), *others]
     topic = topic_of_filter(mqtt_filter)
     if topic is None:
         return others

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from holdmq.errors import Code, UsageError, WireError
 from holdmq.mqtt.trie import FilterTrie
+from holdmq.names.tenants import SEPARATOR
 from holdmq.wire.headers import FilterTerm, TermKind
 
 TERMS_MAX: Final = 4_000_000
@@ -156,14 +157,20 @@ class FilterSet:
     def of_topic(self, topic: str) -> Sequence[TopicFilter]:
         """The parts that may pass a message of this topic; empty = none can.
 
-        Terms for every topic do not include system topics: no MQTT client may see them.
+        Terms for every topic include neither system topics, as no MQTT client may see them, nor tenants'
+        topics, which the terms for every topic of their tenant (`acme%`) do.
         """
         if self.is_hidden is not None and self.is_hidden(topic):
             return ()
         own = self._topics.get(topic)
-        if self._any.is_empty or topic.startswith("%"):
+        tenant, separator, _ = topic.partition(SEPARATOR)
+        if separator:
+            every = self._topics.get(tenant + separator) if tenant else None
+        else:
+            every = None if self._any.is_empty else self._any
+        if every is None:
             return () if own is None else (own,)
-        return (self._any,) if own is None else (own, self._any)
+        return (every,) if own is None else (own, every)
 
     def may_pass_any(self, topic: str, hashes: Hashes | None) -> bool:
         """Whether one of these messages of a topic may pass, judged by hashes alone."""

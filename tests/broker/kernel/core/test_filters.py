@@ -44,6 +44,17 @@ def test_terms_for_every_topic_leave_system_topics_out() -> None:
     assert not passes(wanted, "%RETAIN", "a")
 
 
+def test_terms_for_every_topic_of_a_tenant_pass_its_topics_alone() -> None:
+    wanted = filter_set(FilterTerm(TermKind.TOPIC, "acme%", 0, ""))
+    assert passes(wanted, "acme%orders", None)
+    assert not passes(wanted, "orders", None)
+    assert not passes(wanted, "acme2%orders", None)
+    assert not passes(wanted, "%RETRY%acme%g", None)
+    everybody = filter_set(FilterTerm(TermKind.TOPIC, "", 0, ""))
+    assert passes(everybody, "orders", None)
+    assert not passes(everybody, "acme%orders", None)
+
+
 def test_a_term_added_twice_is_removed_twice() -> None:
     term = FilterTerm(TermKind.TAG, "a", 9, "")
     wanted = filter_set(term, term)
