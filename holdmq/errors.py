@@ -90,6 +90,7 @@ class Code(IntEnum):
     NOT_LEADER = 46
     NOT_ENOUGH_REPLICAS = 47
     ASK_REPLICA = 48
+    QUOTA_EXCEEDED = 49
 
 
 class CodeInfo(NamedTuple):
@@ -148,6 +149,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.NOT_LEADER: CodeInfo(True, "another replica leads this broker's shard: refresh the route"),
     Code.NOT_ENOUGH_REPLICAS: CodeInfo(True, "too few copies are in sync to acknowledge: try again"),
     Code.ASK_REPLICA: CodeInfo(False, "a replica in sync has it: ask the one that the answer names"),
+    Code.QUOTA_EXCEEDED: CodeInfo(False, "a quota is used up; the remark says whose, of what, what to do"),
     Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it again"),
 }
 

@@ -25,6 +25,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     PROTOCOL_VERSION,
     BrokerRegisterRequest,
+    BrokerRegisterResponse,
     BrokerRow,
     BrokerUnregisterRequest,
     ClusterGetResponse,
@@ -221,7 +222,7 @@ class RegistryServer:
                 "broker registered", broker=row.broker, address=row.address, topics=len(header.topics)
             )
         self._changed()
-        request.reply(Empty())
+        request.reply(BrokerRegisterResponse(self.tables.names_in(row.cluster)))
 
     def _unregister(self, request: Request) -> None:
         header = request.header(BrokerUnregisterRequest)

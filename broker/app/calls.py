@@ -65,7 +65,7 @@ class BrokerCalls(RequestFamily):
     `connections` are all, with what they said in HELLO (None = nothing yet); `numbers` are the broker's
     metrics; `gateway_heard` is told of each HEARTBEAT of a gateway; `subscriptions` are those of each
     connection in consumer groups, `activity` what else it does; `copies` says where the replicas of its
-    shard are.
+    shard are; `admit` raises RemoteError for a connection that may not come in.
     """
 
     def __init__(
@@ -80,8 +80,10 @@ class BrokerCalls(RequestFamily):
         subscriptions: Callable[[], Subscriptions],
         activity: Callable[[Connection], ConnectionActivity],
         copies: KnowsCopies,
+        admit: Callable[[Connection], None],
     ) -> None:
         self._activity = activity
+        self._admit = admit
         self._identity = identity
         self._store = store
         self._topics = topics
@@ -104,8 +106,9 @@ class BrokerCalls(RequestFamily):
     def closed(self, connection: Connection) -> None:
         self._states.pop(connection, None)
 
-    def hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
-        """What HELLO is answered with."""
+    def hello(self, connection: Connection, _hello: HelloRequest) -> HelloResponse:
+        """What HELLO is answered with. Raises RemoteError for one connection too many."""
+        self._admit(connection)
         return self._identity.welcome(self._store)
 
     def _heartbeat(self, request: Request) -> None:

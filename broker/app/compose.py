@@ -35,6 +35,7 @@ from broker.kernel.statistics import Statistics, TrafficSource
 from broker.mqtt_shares.requests import ShareMode
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
+from broker.quotas.requests import Quotas
 from broker.readers.readers import TopicReaders
 from broker.reading.column_pulls import ColumnPulls
 from broker.reading.core.far_reads import NextReads
@@ -130,8 +131,15 @@ class Broker:
             asyncio.get_running_loop().time(), source_of=partial(_source_of, hello_of)
         )
 
+        self.quotas = Quotas(store, topics, connections, clock_ms)
         self.produce = Produce(
-            store, table, self.statistics, record_max_bytes, partial(_role_of, hello_of), clock_ms
+            store,
+            table,
+            self.statistics,
+            record_max_bytes,
+            partial(_role_of, hello_of),
+            self.quotas,
+            clock_ms,
         )
         self.producers = Producers(
             store, self.produce.sequences, self.produce.received, snapshot_file("producers.json")
@@ -221,6 +229,7 @@ class Broker:
             subscriptions=partial(subscriptions, self.groups, self.shared),
             activity=partial(activity, self.produce.producing, readers.table),
             copies=copies,
+            admit=self.quotas.admit,
         )
         by_filter = [room for room in (self.reads, self.share) if room is not None]
         topic_readers = TopicReaderList(table, readers.table, by_filter, hello_of)
@@ -232,7 +241,7 @@ class Broker:
             ColumnPulls(store, table, self.statistics, readers, next_reads),
             Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
-            GatewayRequests(connections), self.bans,
+            GatewayRequests(connections), self.bans, self.quotas,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}
@@ -296,6 +305,7 @@ class Broker:
         self.sessions.start()
         self.retained.start()
         self.bans.start()
+        self.quotas.start()
         self.groups.start()
         self.shared.start()
         if self.share is not None:

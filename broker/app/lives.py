@@ -34,7 +34,7 @@ from storage.api.log_order import LogOrder
 
 EXPIRE_INTERVAL_S: Final = 60.0
 TABLES_OPEN_S: Final = 5.0
-"""How long a start waits for the tables of sessions, retained messages and bans."""
+"""How long a start waits for the tables of sessions, retained messages, bans and quotas."""
 
 
 class Starting(Protocol):
@@ -219,6 +219,7 @@ class Lives:
                 await broker.sessions.opened.wait()
                 await broker.retained.opened.wait()
                 await broker.bans.opened.wait()
+                await broker.quotas.table.opened.wait()
         await broker.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{life.advertised_host or settings.bind}:{broker.rpc.port}"
         table = broker.topics.table
@@ -235,6 +236,7 @@ class Lives:
                 table.rows(),
                 life.epoch,
             ),
+            broker.quotas.shared_by,
             Security.of(config),
         )
         broker.topics.table_changed.subscribe(registration.changed)

@@ -13,7 +13,7 @@ from holdmq.errors import HoldMQError
 from holdmq.rpc.client import Client
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import BrokerRegisterRequest, BrokerUnregisterRequest
+from holdmq.wire.headers import BrokerRegisterRequest, BrokerRegisterResponse, BrokerUnregisterRequest
 
 CALL_TIMEOUT_S: Final = 3.0
 
@@ -21,7 +21,10 @@ log = structlog.get_logger("holdmq.broker")
 
 
 class Registration:
-    """Keeps one connection per registry; `current` gives what to register now."""
+    """Keeps one connection per registry; `current` gives what to register now.
+
+    `heard` is called after each registration with the number of brokers that the registry knows.
+    """
 
     def __init__(
         self,
@@ -29,10 +32,12 @@ class Registration:
         name: str,
         interval_s: float,
         current: Callable[[], BrokerRegisterRequest],
+        heard: Callable[[int], None],
         security: Security | None = None,
     ) -> None:
         self.registered: dict[str, bool] = dict.fromkeys(registries, False)
         self._current = current
+        self._heard = heard
         self._interval_s = interval_s
         self._changed = asyncio.Event()
         self._clients = [
@@ -104,7 +109,8 @@ class Registration:
             self.registered[client.address] = False
             return  # `_up` comes when it is connected
         try:
-            await client.call(RequestCode.BROKER_REGISTER, self._current(), CALL_TIMEOUT_S)
+            reply = await client.call(RequestCode.BROKER_REGISTER, self._current(), CALL_TIMEOUT_S)
+            brokers = reply.header(BrokerRegisterResponse).brokers
         except HoldMQError as e:
             self.registered[client.address] = False
             log.warning("not registered", registry=client.address, reason=str(e))
@@ -112,3 +118,5 @@ class Registration:
         if not self.registered[client.address]:
             log.info("registered", registry=client.address)
         self.registered[client.address] = True
+        if brokers:
+            self._heard(brokers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ the producer may not use: his windows would push those of others out."""
 class _Pending:
     """One PRODUCE in hand: a result per run, and how many runs still wait for the store."""
 
-    __slots__ = ("began_at", "header", "positions", "request", "results", "waiting")
+    __slots__ = ("began_at", "header", "positions", "request", "results", "retry_after_ms", "waiting")
 
     def __init__(self, request: Request, header: ProduceRequest, runs: int, began_at: float) -> None:
         self.began_at = began_at
@@ -65,6 +65,8 @@ class _Pending:
         self.header = header
         self.results: list[RunResult | None] = [None] * runs
         self.positions: dict[int, list[int]] = {}
+        self.retry_after_ms = RETRY_AFTER_MS
+        """What is said if anything of it is refused for the moment."""
         self.waiting = 0
 
     def settle(self, index: int, code: int, base_offset: int, remark: str = "") -> None:
@@ -78,7 +80,7 @@ class _Pending:
         if self.header.want_positions:
             positions = [self.positions.get(i, []) for i in range(len(results))]
         busy = any(r.status == Code.BUSY for r in results)
-        self.request.reply(ProduceResponse(results, positions, RETRY_AFTER_MS if busy else 0))
+        self.request.reply(ProduceResponse(results, positions, self.retry_after_ms if busy else 0))
 
 
 class _Body:
@@ -155,6 +157,20 @@ RoleOf = Callable[[Connection], str]
 """What a connection's HELLO said that it is; "" = nothing yet."""
 
 
+class PublishQuotas(Protocol):
+    """Knows who may publish how fast."""
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether anybody has a rate to keep; looked at by each PRODUCE."""
+
+    def wait_s(self, grants: Grants | None, messages: int, size_bytes: int) -> float:
+        """For how long a producer with so many messages has to wait, 0 = it may send now."""
+
+    def sent(self, grants: Grants | None, messages: int, size_bytes: int) -> None:
+        """A producer that needed not wait sends so much."""
+
+
 class Produce(RequestFamily):
     """Handles PRODUCE for one broker. Counters are plain numbers for the metrics."""
 
@@ -165,6 +181,7 @@ class Produce(RequestFamily):
         statistics: Statistics,
         record_max_bytes: int,
         role_of: RoleOf,
+        quotas: PublishQuotas,
         clock_ms: Callable[[], int],
     ) -> None:
         self.sequences = Sequences()
@@ -172,6 +189,7 @@ class Produce(RequestFamily):
         self.batches = 0
         self.refused_runs = 0
         self.delayed = 0
+        self._quotas = quotas
         self._role_of = role_of
         self._clock_ms = clock_ms
         self._store = store
@@ -205,8 +223,13 @@ class Produce(RequestFamily):
         """Answer one PRODUCE, now or when the store has confirmed it."""
         header = request.header(ProduceRequest)
         runs = rows(ProduceRun, header.runs)
+        quotas = self._quotas
+        if quotas.has_rates and self._must_wait(request, header, runs):
+            return
         body = self._parse(request.body, header, runs)
         self.batches += 1
+        if quotas.has_rates:
+            quotas.sent(request.connection.grants, len(body.sizes), len(body.records))
         now = time.monotonic()
         pending = _Pending(request, header, len(runs), now)
         busy = self._is_busy()
@@ -232,6 +255,25 @@ class Produce(RequestFamily):
         if accepted:
             self._append_all(pending, accepted, runs, body, later)
         pending.answer_if_done()
+
+    def _must_wait(self, request: Request, header: ProduceRequest, runs: list[ProduceRun]) -> bool:
+        """Answer BUSY unless its sender keeps its rate; the body of one that must wait is not looked at."""
+        grants = request.connection.grants
+        messages = sum([max(0, run.records) for run in runs])
+        wait_s = self._quotas.wait_s(grants, messages, len(request.body))
+        if wait_s <= 0:
+            return False
+        now = time.monotonic()
+        pending = _Pending(request, header, len(runs), now)
+        pending.retry_after_ms = int(wait_s * 1000) + 1
+        for index, run in enumerate(runs):
+            self.refused_runs += 1
+            if self._topics.get(run.topic) is not None and _denied(grants, run) is None:
+                key = (run.producer_id, run.topic, run.queue_id)
+                self.sequences.postpone(key, run.producer_epoch, run.first_sequence, now)
+            pending.settle(index, Code.BUSY, -1, "the quota of its sender is used up for now")
+        pending.answer_if_done()
+        return True
 
     def _parse(self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]) -> _Body:
         if crc32(body) != header.crc:

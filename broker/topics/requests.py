@@ -34,6 +34,7 @@ from holdmq.rpc.server import OnRequest
 from holdmq.wire.ban_headers import BAN_TOPIC
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
+from holdmq.wire.quota_headers import QUOTA_TOPIC
 from holdmq.wire.retained_headers import RETAINED_TOPIC
 from holdmq.wire.session_headers import SESSION_TOPIC
 from holdmq.wire.topic_headers import (
@@ -58,7 +59,7 @@ HIDE_GRACE_S: Final = 45.0
 PARKED_MAX: Final = 1_000
 """TOPIC_CREATEs that wait until a topic of their name is deleted; past it BUSY."""
 RETRY_AFTER_MS: Final = 500
-OWN_TABLES: Final = (SESSION_TOPIC, RETAINED_TOPIC, BAN_TOPIC)
+OWN_TABLES: Final = (SESSION_TOPIC, RETAINED_TOPIC, BAN_TOPIC, QUOTA_TOPIC)
 """What every broker has at its first start: nobody's topics, and not counted in `broker.topics_max`."""
 
 Required = Callable[[HoldMQError | None], None]

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 from gateway.ground.addresses import AddressCounts, address_key, shown_key
 from gateway.ground.counters import Counters
 from gateway.ground.parent_port import ParentPort
-from gateway.ground.rates import Bucket
 from gateway.protect.core.flapping import Ban, Bans, Flapping, ban_row
 from gateway.protect.core.overload import MEMORY
 from gateway.protect.core.unauthenticated import UnauthenticatedBytes
@@ -21,6 +20,7 @@ from gateway.protect.overload import OverloadWatch
 from gateway.session.session import Session
 from holdmq.config.model import GatewaySection
 from holdmq.mqtt import MqttError, ReasonCode
+from holdmq.quotas.buckets import Bucket
 from holdmq.rpc.tls import ServerTls
 from holdmq.service import telemetry
 

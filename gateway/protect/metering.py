@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from gateway.ground.counters import Counters
-from gateway.ground.rates import Pace
 from gateway.session.events import Event
 from gateway.session.session import CLOSED, Session
 from holdmq.mqtt import PublishRun, ReasonCode
+from holdmq.quotas.buckets import Pace
 
 OWED_MAX_S: Final = 10.0
 """How long a client may have to wait for its rate, else it is closed: as long as most wait for an answer."""

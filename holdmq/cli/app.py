@@ -37,6 +37,7 @@ _GROUPS: Final = (
     "session",
     "retained",
     "ban",
+    "quota",
     "config",
     "log",
     "kv",

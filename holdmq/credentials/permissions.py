@@ -194,6 +194,12 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.BAN_LIST: _READER,
     RequestCode.BAN_CHANGED: _PUSH,
     RequestCode.FLAPPING_LIST: _READER,
+    RequestCode.QUOTA_SET: _ADMIN,
+    RequestCode.QUOTA_REMOVE: _ADMIN,
+    RequestCode.QUOTA_LIST: _READER,
+    RequestCode.QUOTA_CHANGED: _PUSH,
+    # Who says what others have sent can make them wait.
+    RequestCode.QUOTA_SPEND: _GATEWAY,
     # A replica gets the whole log, and what it acknowledges is what is confirmed.
     RequestCode.REPLICA_HELLO: _BROKER,
     RequestCode.REPLICA_FETCH: _BROKER,

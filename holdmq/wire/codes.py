@@ -129,3 +129,9 @@ class RequestCode(IntEnum):
     BAN_LIST = 182
     BAN_CHANGED = 183
     FLAPPING_LIST = 184
+
+    QUOTA_SET = 200
+    QUOTA_REMOVE = 201
+    QUOTA_LIST = 202
+    QUOTA_CHANGED = 203
+    QUOTA_SPEND = 204

@@ -494,6 +494,13 @@ class BrokerRegisterRequest(Header):
 
 
 @header
+class BrokerRegisterResponse(Header):
+    """How many brokers of this cluster the registry knows, this one too; 0 = an older one does not say."""
+
+    brokers: int = 0
+
+
+@header
 class BrokerUnregisterRequest(Header):
     """Take a broker out of every table, unless a process of a higher epoch has registered its name."""
 

@@ -282,6 +282,10 @@ class RegistryTables:
         """Broker names by cluster."""
         return {cluster: sorted(names) for cluster, names in self._cluster_brokers.items()}
 
+    def names_in(self, cluster: str) -> int:
+        """How many brokers a cluster has by name; replicas of one count once."""
+        return len(self._cluster_brokers.get(cluster, ()))
+
     def topics(self) -> list[str]:
         """Names of all topics, sorted."""
         return sorted(self._topic_queues)

@@ -147,6 +147,7 @@ class TappedBroker:
                 [row for row in table.rows() if row.topic not in self.unlisted],
                 self.lead_epoch,
             ),
+            self.server.quotas.shared_by,
         )
         self._registration.start()
 

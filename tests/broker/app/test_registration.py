@@ -27,15 +27,19 @@ async def until_led(registry: RegistryServer, address: str, epoch: int) -> None:
 class Replica:
     """A process of broker b that registers what it is told to."""
 
-    def __init__(self, registry: RegistryServer, address: str, epoch: int) -> None:
+    def __init__(self, registry: RegistryServer, address: str, epoch: int, name: str = "b") -> None:
         self.epoch = epoch
+        self._name = name
         self._address = address
-        self.registration = Registration([f"127.0.0.1:{registry.rpc.port}"], "b", 0.05, self._current)
+        self.heard: list[int] = []
+        self.registration = Registration(
+            [f"127.0.0.1:{registry.rpc.port}"], name, 0.05, self._current, self.heard.append
+        )
         self.registration.start()
 
     def _current(self) -> BrokerRegisterRequest:
         row = TopicRow("t", 4, 4, 6, "log", 1, False)
-        return BrokerRegisterRequest("test", "b", 0, self._address, 1, [row], self.epoch)
+        return BrokerRegisterRequest("test", self._name, 0, self._address, 1, [row], self.epoch)
 
 
 async def test_who_leads_no_more_is_refused_and_takes_nobody_out(registry: RegistryServer) -> None:
@@ -59,3 +63,16 @@ async def test_a_replica_that_leads_again_says_its_new_epoch(registry: RegistryS
     replica.registration.changed()
     await until_led(registry, "127.0.0.1:1", 5)
     await replica.registration.close()
+
+
+async def test_a_broker_hears_how_many_share_the_cluster(registry: RegistryServer) -> None:
+    one = Replica(registry, "127.0.0.1:1", 1)
+    two = Replica(registry, "127.0.0.1:2", 1, "c")
+    async with asyncio.timeout(40):
+        while one.heard[-1:] != [2]:
+            await asyncio.sleep(0.01)
+    await two.registration.close()
+    async with asyncio.timeout(40):
+        while one.heard[-1] != 1:
+            await asyncio.sleep(0.01)
+    await one.registration.close()

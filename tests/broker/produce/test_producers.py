@@ -20,6 +20,7 @@ from broker.kernel.statistics import Statistics
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
 from broker.topics.core.table import Topic, TopicTable
+from holdmq.credentials.access_keys import Grants
 from holdmq.errors import Code
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import split_records
@@ -77,6 +78,18 @@ class Asked:
         self.answer = answer
 
 
+class NoQuotas:
+    """Nobody has a rate to keep."""
+
+    has_rates = False
+
+    def wait_s(self, _grants: Grants | None, _messages: int, _size_bytes: int) -> float:
+        raise AssertionError
+
+    def sent(self, _grants: Grants | None, _messages: int, _size_bytes: int) -> None:
+        raise AssertionError
+
+
 class Broker:
     """PRODUCE over a store on a simulated disk; every write happens in a step of `turn`."""
 
@@ -86,7 +99,13 @@ class Broker:
         table = TopicTable(100, 4)
         table.add(Topic("devices", 4, 4))
         self.produce = Produce(
-            self.stepped.store, table, Statistics(0.0), 1 << 20, lambda _connection: "client", lambda: NOW_MS
+            self.stepped.store,
+            table,
+            Statistics(0.0),
+            1 << 20,
+            lambda _connection: "client",
+            NoQuotas(),
+            lambda: NOW_MS,
         )
         self.producers = Producers(
             self.stepped.store,

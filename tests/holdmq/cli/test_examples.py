@@ -208,6 +208,8 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "dlq resend": _each(_runs("holdmq pub billing-again/x -m first"), _dead_letter),
     "dlq purge": _dead_letter,
     "ban remove": _runs("holdmq ban add --address 192.0.2.0/24"),
+    "quota show": _runs("holdmq quota set user:depot-7 --publish-rate 100"),
+    "quota remove": _runs("holdmq quota set user:depot-7 --publish-rate 100"),
     "client show": _connected,
     "session show": _connected,
     "session kick": _connected,

@@ -101,6 +101,7 @@ READS = [
     "TABLE_SCAN",
     "TABLE_WATCH",
     "BAN_LIST",
+    "QUOTA_LIST",
     "CLIENT_LIST",
     "FLAPPING_LIST",
     "SESSION_LIST",
@@ -122,6 +123,7 @@ OF_BROKERS = [
 ]
 OF_GATEWAYS = [
     "PRODUCE",
+    "QUOTA_SPEND",
     "SESSION_OPEN",
     "SESSION_WRITE",
     "RETAINED_PUT",

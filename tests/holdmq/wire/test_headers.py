@@ -246,6 +246,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "REPLICA_PROMOTE": 164, "REPLICA_TABLES": 165, "REPLICA_LIST": 166,
         "CLIENT_LIST": 170, "CLIENT_KICK": 171,
         "BAN_ADD": 180, "BAN_REMOVE": 181, "BAN_LIST": 182, "BAN_CHANGED": 183, "FLAPPING_LIST": 184,
+        "QUOTA_SET": 200, "QUOTA_REMOVE": 201, "QUOTA_LIST": 202, "QUOTA_CHANGED": 203, "QUOTA_SPEND": 204,
     }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""What quotas decide, without IO."""

@@ -1,0 +1,301 @@
+"""QUOTA_SET, QUOTA_REMOVE, QUOTA_LIST, QUOTA_SPEND: quotas in the table `%QUOTA` and in memory.
+
+Each broker has all of them, and grants an equal part of what the cluster's brokers share: rates, sessions,
+MQTT connections, kept bytes. Rooms that are limited ask here; gateways are told of each change, and say what
+clients have sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from broker.kernel.request_family import RequestFamily
+from broker.kernel.small_table import RequiresTopics, SmallTable
+from broker.quotas.core.rates import PublishRates
+from holdmq.credentials.access_keys import Grants
+from holdmq.credentials.permissions import Role
+from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.quotas.limits import QuotaBook, check_quota, decode_quota, encode_quota, principal_of
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import HelloRequest
+from holdmq.wire.quota_headers import (
+    KEY,
+    LIST_MAX,
+    QUOTA_QUEUES,
+    QUOTA_TOPIC,
+    USER,
+    QuotaChangedRequest,
+    QuotaListRequest,
+    QuotaListResponse,
+    QuotaOwed,
+    QuotaRemoveRequest,
+    QuotaRemoveResponse,
+    QuotaRow,
+    QuotaSetRequest,
+    QuotaSetResponse,
+    QuotaSpendRequest,
+    QuotaSpendResponse,
+    QuotaSpent,
+    QuotaUse,
+)
+from storage.api.store import OrderedStore
+
+QUOTAS_MAX: Final = 10_000
+"""Quotas of one cluster: as many as access keys. Users beyond it share the limits of everybody's quota."""
+REFUSED_MAX: Final = 10_000
+"""Principals whose refusals are counted one by one; past it all begin anew."""
+_ABOVE: Final = frozenset({Role.SERVICE, Role.BROKER, Role.ADMIN})
+"""Roles of keys that no quota holds for: what a gateway sends is its clients', who have their own."""
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class CountsSessions(Protocol):
+    """Knows how many sessions and connections users have at this broker."""
+
+    def sessions_of(self, principal: str) -> int:
+        """Sessions of a user that are written down."""
+
+    def connections_of(self, principal: str) -> int:
+        """Clients of a user that are connected."""
+
+
+class Quotas(RequestFamily):
+    """The quotas of one broker, and what is used of them here.
+
+    `connections` are all, with what they said in HELLO. `has_rates` is looked at by each PRODUCE.
+    """
+
+    def __init__(
+        self,
+        store: OrderedStore,
+        topics: RequiresTopics,
+        connections: Mapping[Connection, HelloRequest | None],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.has_rates = False
+        self.refused = 0
+        self._book = QuotaBook()
+        self.rates = PublishRates(self._book)
+        self._connections = connections
+        self._clock_ms = clock_ms
+        self._refused_of: dict[str, int] = {}
+        self._adding: dict[str, QuotaRow] = {}
+        """Those that are on their way to the disk and are not in force yet."""
+        self._loop = asyncio.get_running_loop()
+        self.table: SmallTable[QuotaRow] = SmallTable(
+            store, topics, QUOTA_TOPIC, QUOTA_QUEUES, decode_quota, self._known, clock_ms
+        )
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {
+            RequestCode.QUOTA_SET: self.set,
+            RequestCode.QUOTA_REMOVE: self.remove,
+            RequestCode.QUOTA_LIST: self.list_,
+            RequestCode.QUOTA_SPEND: self.spend,
+        }
+
+    def numbers(self) -> Mapping[str, int | float]:
+        return {
+            "quotas": len(self._book),
+            "quota_parts": self.rates.parts,
+            "quota_principals": len(self.rates),
+            "quota_principals_evicted_total": self.rates.evicted,
+            "quota_waits_total": self.rates.waited,
+            "quota_refused_total": self.refused,
+        }
+
+    def start(self) -> None:
+        """Have the table, and read it."""
+        self.table.start()
+
+    def release_all(self) -> None:
+        self.table.close()
+
+    def shared_by(self, brokers: int) -> None:
+        """So many brokers of the cluster share what quotas allow."""
+        self.rates.parts = max(1, brokers)
+
+    # What rooms ask
+
+    def wait_s(self, grants: Grants | None, messages: int, size_bytes: int) -> float:
+        """For how long a producer with so many messages has to wait, 0 = it may send now."""
+        return self.rates.wait_s(principals_of(grants), messages, size_bytes, self._loop.time())
+
+    def sent(self, grants: Grants | None, messages: int, size_bytes: int) -> None:
+        """A producer that needed not wait sends so much."""
+        self.rates.take(principals_of(grants), messages, size_bytes, self._loop.time())
+
+    def sessions_max(self, user: str) -> int:
+        """How many sessions a user may have written down here; 0 = as many as it likes."""
+        quota = self._book.of(principal_of(USER, user)) if user and self._book.has_counts else None
+        return 0 if quota is None else self._part_of(quota.sessions)
+
+    def connections_max(self, user: str) -> int:
+        """How many clients of a user may be connected with sessions here; 0 = as many as it likes."""
+        quota = self._book.of(principal_of(USER, user)) if user and self._book.has_counts else None
+        return 0 if quota is None else self._part_of(quota.connections)
+
+    def user_refused(self, user: str) -> None:
+        """A user has been refused, as what its quota counts is used up."""
+        self._refuse(principal_of(USER, user))
+
+    def admit(self, connection: Connection) -> None:
+        """Let a connection that says HELLO in. Raises RemoteError if its key has all that it may."""
+        if not self._book.has_counts:
+            return
+        for principal in principals_of(connection.grants):
+            quota = self._book.of(principal)
+            if quota is None or not quota.connections or not principal.startswith(f"{KEY}:"):
+                continue
+            if self._connections_of_key(connection.principal) >= quota.connections:
+                self._refuse(principal)
+                raise RemoteError(
+                    Code.QUOTA_EXCEEDED,
+                    f"{principal} has the {quota.connections} connections to this broker that its quota "
+                    f"allows: close some, or raise it (`holdmq quota set {principal} --connections N`)",
+                )
+
+    def _connections_of_key(self, name: str) -> int:
+        return sum(
+            hello is not None and connection.principal == name
+            for connection, hello in self._connections.items()
+        )
+
+    def _part_of(self, limit: int) -> int:
+        """This broker's part of a number: at least 1 of what is limited, rounded up."""
+        return -(-limit // self.rates.parts)
+
+    def _refuse(self, principal: str) -> None:
+        self.refused += 1
+        if principal not in self._refused_of and len(self._refused_of) >= REFUSED_MAX:
+            self._refused_of.clear()
+        self._refused_of[principal] = self._refused_of.get(principal, 0) + 1
+
+    # Requests
+
+    def set(self, request: Request) -> None:
+        """Answer QUOTA_SET when the log has the quota; gateways are told then."""
+        self.table.check_ready()
+        (wanted,) = rows(QuotaRow, [request.header(QuotaSetRequest).quota])
+        check_quota(wanted)
+        by = wanted.by or request.connection.principal
+        quota = wanted._replace(by=by, changed_ms=self._clock_ms())
+        principal = principal_of(quota.kind, quota.name)
+        known = self.table.rows.keys() | self._adding.keys()
+        if principal not in known and len(known) >= QUOTAS_MAX:
+            raise RemoteError(
+                Code.LIMIT_EXCEEDED,
+                f"there are {QUOTAS_MAX} quotas; remove some, or let users share that of `user:*`",
+            )
+        self._adding[principal] = quota
+
+        def done(error: HoldMQError | None) -> None:
+            if self._adding.get(principal) is quota:
+                del self._adding[principal]
+            if error is not None:
+                request.refuse(error)
+                return
+            self._book.put(quota)
+            self._changed([quota], [])
+            log.info("a quota is set", principal=principal, by=quota.by)
+            request.reply(QuotaSetResponse(list(quota)))
+
+        self.table.put(principal, encode_quota(quota), quota, done)
+
+    def remove(self, request: Request) -> None:
+        """Answer QUOTA_REMOVE when the log has it."""
+        self.table.check_ready()
+        header = request.header(QuotaRemoveRequest)
+        principal = principal_of(header.kind, header.name)
+        if principal not in self.table.rows and principal not in self._adding:
+            request.reply(QuotaRemoveResponse(False))
+            return
+
+        def done(error: HoldMQError | None) -> None:
+            if error is not None:
+                request.refuse(error)
+                return
+            was_present = self._book.drop(header.kind, header.name)
+            self._changed([], [(header.kind, header.name)])
+            by = header.by or request.connection.principal
+            log.info("a quota is removed", principal=principal, by=by)
+            request.reply(QuotaRemoveResponse(was_present))
+
+        self.table.drop(principal, done)
+
+    def list_(self, request: Request) -> None:
+        """Answer QUOTA_LIST with a page of quotas, and what is used of them here."""
+        self.table.check_open()
+        header = request.header(QuotaListRequest)
+        count = max(1, min(header.max_count, LIST_MAX))
+        keys = sorted(key for key in self.table.rows if key > header.after)
+        shown = [self.table.rows[key] for key in keys[:count]]
+        last = keys[count - 1] if len(keys) > count else None
+        used = self._used(header.after, last)
+        request.reply(QuotaListResponse(shown, used, self.rates.parts, last))
+
+    def _used(self, after: str, last: str | None) -> list[QuotaUse]:
+        """The use of principals between two keys, at most LIST_MAX: those that have a quota of their own, or
+        send, or were refused."""
+        known = self.table.rows.keys() | set(self.rates.principals()) | self._refused_of.keys()
+        chosen = sorted(name for name in known if name > after and (last is None or name <= last))[:LIST_MAX]
+        now = self._loop.time()
+        found = []
+        for principal in chosen:
+            messages, size_bytes, waited = self.rates.used(principal, now)
+            use = QuotaUse(
+                principal, round(messages), round(size_bytes), waited=waited,
+                refused=self._refused_of.get(principal, 0),
+            )  # fmt: skip
+            kind, _, name = principal.partition(":")
+            if kind == KEY:
+                use = use._replace(connections=self._connections_of_key(name))
+            found.append(use)
+        return found
+
+    def spend(self, request: Request) -> None:
+        """Count what clients of a gateway worker have sent; answer who may not be read for a while."""
+        spent = rows(QuotaSpent, request.header(QuotaSpendRequest).spent)
+        if len(spent) > LIST_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"at most {LIST_MAX} principals in one QUOTA_SPEND")
+        owed = []
+        now = self._loop.time()
+        parts = self.rates.parts
+        for row in spent:
+            messages, size_bytes = max(0, row.messages) / parts, max(0, row.size_bytes) / parts
+            owed_s = self.rates.take((row.principal,), messages, size_bytes, now)
+            if owed_s > 0:
+                self.rates.held_back(row.principal)
+                owed.append(QuotaOwed(row.principal, int(owed_s * 1000) + 1))
+        request.reply(QuotaSpendResponse(owed))
+
+    # Changes
+
+    def _known(self, found: dict[str, QuotaRow]) -> None:
+        self._book.replace(found.values())
+        self._changed(list(found.values()), [])
+
+    def _changed(self, made: list[QuotaRow], removed: list[tuple[str, str]]) -> None:
+        """Let what is limited know, and push it to every gateway worker."""
+        self.has_rates = self._book.has_rates
+        self.rates.quotas_changed()
+        for at in range(0, max(1, len(made)), LIST_MAX):
+            push = QuotaChangedRequest(made[at : at + LIST_MAX], removed)
+            for connection, hello in self._connections.items():
+                if hello is not None and hello.role == "gateway":
+                    connection.send_one_way(RequestCode.QUOTA_CHANGED, push)
+
+
+def principals_of(grants: Grants | None) -> Iterable[str]:
+    """Whose quotas hold for what a connection sends: none for who is anonymous, or stands above quotas."""
+    if grants is None or not grants.key.roles.isdisjoint(_ABOVE):
+        return ()
+    return (principal_of(KEY, grants.key.name),)
