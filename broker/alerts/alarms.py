@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
 
-from broker.alerts.backlog import Backlogs, TopicBacklog
+from broker.alerts.backlog import Backlogs
 from broker.alerts.channels import Channel, channels
 from broker.alerts.core.alarms import Alarm, AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
+from broker.alerts.core.backlog_readings import BacklogWatch, TopicBacklog
 from broker.alerts.core.shard_copies import CopyReadings, KnowsCopies
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
-from holdmq.config.alarms import AlarmsSection, BacklogRule, rule_of
+from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
@@ -30,8 +31,6 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow
 from storage.api.store import RecordLoss, StoreState
 
-BACKLOG_MESSAGES: Final = "backlog_messages"
-BACKLOG_AGE: Final = "backlog_age"
 DEAD_LETTERS: Final = "dead_letters"
 LOG: Final = "log"
 LOST_RECORDS: Final = "lost_records"
@@ -58,7 +57,7 @@ class AlarmWatch(RequestFamily):
         self.late = 0
         self._section = section
         self._broker = broker
-        self._rules = section.rules()
+        self._too_long = _too_long(section, broker)
         self._backlogs = backlogs
         self._store_state = store_state
         self._loss = loss
@@ -67,7 +66,6 @@ class AlarmWatch(RequestFamily):
         self._copy_readings = CopyReadings(section.replica_lag_s, section.copies_missing_s)
         self._letters = DeadLetterCounts(section.cooldown_s)
         self._backlog: list[Reading] = []
-        self._rule_of: dict[str, BacklogRule | None] = {}
         self._is_measuring = False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -98,8 +96,7 @@ class AlarmWatch(RequestFamily):
     def reconfigure(self, section: AlarmsSection) -> None:
         """Take other thresholds, rules and times, and look by them at once; the channels stay as they are."""
         self._section = section
-        self._rules = section.rules()
-        self._rule_of = {}
+        self._too_long = _too_long(section, self._broker)
         self.alarms.cooldown_s = section.cooldown_s
         self._letters.quiet_s = section.cooldown_s
         self._copy_readings.reconfigure(section.replica_lag_s, section.copies_missing_s)
@@ -144,7 +141,7 @@ class AlarmWatch(RequestFamily):
 
     def look(self) -> None:
         """Measure, then raise and end alarms: what is measured longer than a round counts in a later one."""
-        watched = self._watched()
+        watched = self._too_long.watched(self._backlogs.groups()) if self._too_long.has_rules else []
         if self._is_measuring:
             self.late += 1
         elif watched:
@@ -154,26 +151,19 @@ class AlarmWatch(RequestFamily):
             self._backlog = []
         self._finish_round()
 
-    def _watched(self) -> dict[str, BacklogRule]:
-        """The groups that a rule matches; patterns are tried once for each group."""
-        names = self._backlogs.groups() if self._rules else []
-        known = self._rule_of
-        self._rule_of = {name: known[name] if name in known else rule_of(self._rules, name) for name in names}
-        return {name: rule for name, rule in self._rule_of.items() if rule is not None}
-
-    def _measure(self, watched: dict[str, BacklogRule]) -> None:
+    def _measure(self, watched: list[str]) -> None:
         def measured(found: list[TopicBacklog] | HoldMQError) -> None:
             self._is_measuring = False
             if isinstance(found, HoldMQError):
                 self._not_measured(found)
             else:
                 now_ms = time.time_ns() // 1_000_000
-                self._backlog = list(_backlog_readings(found, watched, self.alarms.raised, now_ms))
+                self._backlog = list(self._too_long.readings(found, self.alarms.raised, now_ms))
             self._finish_round()
 
         self._is_measuring = True
         try:
-            self._backlogs.measure(list(watched), measured)
+            self._backlogs.measure(watched, measured)
         except HoldMQError as error:
             measured(error)
 
@@ -236,36 +226,8 @@ def _row(alarm: Alarm) -> AlarmRow:
     )
 
 
-def _backlog_readings(
-    found: Sequence[TopicBacklog],
-    watched: Mapping[str, BacklogRule],
-    raised: Container[tuple[str, str]],
-    now_ms: int,
-) -> Iterator[Reading]:
-    """Backlogs of groups over all of their topics, of those over their threshold or raised already."""
-    by_group: dict[str, tuple[int, int, TopicBacklog]] = {}
-    for row in found:
-        known = by_group.get(row.group)
-        oldest_ms = row.oldest_ms or now_ms
-        if known is None:
-            by_group[row.group] = (row.messages, oldest_ms, row)
-        else:
-            longest = known[2] if known[2].messages >= row.messages else row
-            by_group[row.group] = (known[0] + row.messages, min(known[1], oldest_ms), longest)
-    for group, (messages, oldest_ms, longest) in by_group.items():
-        rule = watched[group]
-        age_s = max(0, now_ms - oldest_ms) // 1000
-        text = ""
-        for kind, value, threshold in (
-            (BACKLOG_MESSAGES, messages, rule.messages),
-            (BACKLOG_AGE, age_s, rule.age_s),
-        ):
-            if threshold and (value >= threshold or (kind, group) in raised):
-                text = text or (
-                    f"group {group} has {messages} messages to consume, the oldest for {age_s} s, "
-                    f"most of {longest.topic}"
-                )
-                yield Reading(AlarmKey(kind, group), value, threshold, text)
+def _too_long(section: AlarmsSection, broker: str) -> BacklogWatch:
+    return BacklogWatch(broker, section.rules(), section.topic_rules(), section.total_rule())
 
 
 def log_notice(notice: Notice) -> None:

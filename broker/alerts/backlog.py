@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
+from broker.alerts.core.backlog_readings import TopicBacklog
 from broker.groups.requests import Groups
 from broker.kernel.offset_times import Place, Times, look_up_times
 from broker.shared_groups.requests import SharedMode
@@ -39,17 +40,6 @@ class QueueBacklog(NamedTuple):
     queue_id: int
     offset: int
     messages: int
-
-
-class TopicBacklog(NamedTuple):
-    """A group in one topic, as BacklogRow (holdmq.wire.statistics_headers)."""
-
-    group: str
-    mode: str
-    topic: str
-    messages: int
-    oldest_ms: int
-    queues: int
 
 
 Found = list[tuple[str, str, list[QueueBacklog]]]

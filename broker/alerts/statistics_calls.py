@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from broker.alerts.backlog import Backlogs, TopicBacklog
+from broker.alerts.backlog import Backlogs
+from broker.alerts.core.backlog_readings import TopicBacklog
 from broker.kernel.core.windows import Recent, Windows
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics

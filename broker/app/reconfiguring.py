@@ -66,7 +66,8 @@ ROOMS: Final = (
     ),
     RoomKeys(
         "alarms",
-        "interval_s cooldown_s backlog dead_letters lost_records replica_lag_s copies_missing_s",
+        "interval_s cooldown_s backlog backlog_topics backlog_total dead_letters lost_records replica_lag_s "
+        "copies_missing_s",
         _alarms,
     ),
 )

@@ -17,7 +17,7 @@ _HEADER_SAFE: Final = re.compile(r"[\x21-\x7e]+\Z")
 
 
 class BacklogRule(NamedTuple):
-    """Thresholds of the groups whose name matches `pattern` (`*`, `?`, `[…]`); 0 = none."""
+    """Thresholds of the groups or topics whose name matches `pattern` (`*`, `?`, `[…]`); 0 = none."""
 
     pattern: str
     messages: int
@@ -27,15 +27,26 @@ class BacklogRule(NamedTuple):
 def parse_rule(text: str) -> BacklogRule:
     """Read `PATTERN messages=N age_s=N`, with one threshold or both. ValueError says what is wrong."""
     pattern, *given = text.split()
+    found = _thresholds(text, given)
+    if not found:
+        raise ValueError(f"{text!r} has no threshold: PATTERN messages=N, PATTERN age_s=N, or both")
+    return BacklogRule(pattern, found.get("messages", 0), found.get("age_s", 0))
+
+
+def parse_total(text: str) -> BacklogRule:
+    """Read `messages=N age_s=N`, either, or nothing (no threshold). ValueError says what is wrong."""
+    found = _thresholds(text, text.split())
+    return BacklogRule("*", found.get("messages", 0), found.get("age_s", 0))
+
+
+def _thresholds(text: str, given: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in given:
         match = _THRESHOLD.match(part)
         if match is None or match[1] in found or int(match[2]) < 1:
             raise ValueError(f"{text!r}: {part!r} is not messages=N or age_s=N, each once, from 1 on")
         found[match[1]] = int(match[2])
-    if not found:
-        raise ValueError(f"{text!r} has no threshold: PATTERN messages=N, PATTERN age_s=N, or both")
-    return BacklogRule(pattern, found.get("messages", 0), found.get("age_s", 0))
+    return found
 
 
 class AlarmsSection(Section):
@@ -55,6 +66,16 @@ class AlarmsSection(Section):
         [],
         description="Rules for the backlog of groups at each broker, as 'billing-* messages=10000 age_s=60': "
         "the first whose pattern matches a group counts. Empty = no backlog is too long.",
+    )
+    backlog_topics: list[str] = Field(
+        [],
+        description="Rules for the backlog of topics at each broker, over all of their groups, as "
+        "'orders-* messages=10000 age_s=60': the first whose pattern matches a topic counts. Empty = none.",
+    )
+    backlog_total: str = Field(
+        "",
+        description="Thresholds of the backlog of each broker, over all groups and topics, as "
+        "'messages=1000000 age_s=3600', or one of them. Empty = none.",
     )
     dead_letters: int = Field(
         1,
@@ -111,13 +132,19 @@ class AlarmsSection(Section):
         10, gt=0, le=300, description="How long a mail server or webhook may be silent: then tried again."
     )
 
-    @field_validator("backlog")
+    @field_validator("backlog", "backlog_topics")
     @classmethod
     def _rules_can_be_read(cls, value: list[str]) -> list[str]:
         for text in value:
             if not text.strip():
                 raise ValueError("a rule is empty")
             parse_rule(text)
+        return value
+
+    @field_validator("backlog_total")
+    @classmethod
+    def _total_can_be_read(cls, value: str) -> str:
+        parse_total(value)
         return value
 
     @field_validator("mail_from", "mail_to")
@@ -159,10 +186,18 @@ class AlarmsSection(Section):
             raise ConfigError("alarms.webhook_url is http, and the token would go in the clear: use https")
 
     def rules(self) -> list[BacklogRule]:
-        """The rules for backlogs, in order."""
+        """The rules for backlogs of groups, in order."""
         return [parse_rule(text) for text in self.backlog]
 
+    def topic_rules(self) -> list[BacklogRule]:
+        """The rules for backlogs of topics, in order."""
+        return [parse_rule(text) for text in self.backlog_topics]
 
-def rule_of(rules: list[BacklogRule], group: str) -> BacklogRule | None:
-    """The first rule that matches a group; None = none does."""
-    return next((rule for rule in rules if fnmatchcase(group, rule.pattern)), None)
+    def total_rule(self) -> BacklogRule:
+        """The thresholds of all backlogs together."""
+        return parse_total(self.backlog_total)
+
+
+def rule_of(rules: list[BacklogRule], name: str) -> BacklogRule | None:
+    """The first rule that matches a group or topic; None = none does."""
+    return next((rule for rule in rules if fnmatchcase(name, rule.pattern)), None)

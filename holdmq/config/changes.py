@@ -43,7 +43,9 @@ RELOADED: Final[Mapping[str, frozenset[str]]] = {
         "disk_forced_percent disk_refuse_percent retention_interval_ms",
     )
     | _keys(
-        "alarms", "interval_s cooldown_s backlog dead_letters lost_records replica_lag_s copies_missing_s"
+        "alarms",
+        "interval_s cooldown_s backlog backlog_topics backlog_total dead_letters lost_records replica_lag_s "
+        "copies_missing_s",
     ),
     GATEWAY: _LOG
     | _keys(

@@ -126,10 +126,11 @@ class BacklogResponse(Header):
 
 
 class AlarmRow(NamedTuple):
-    """An alarm that is raised. `kind`: backlog_messages, backlog_age, dead_letters, log, lost_records,
-    shared_window; of a leader with copies replica_lag, copies_missing, one_copy_left.
+    """An alarm that is raised. `kind`: backlog_messages, backlog_age, and the same with topic_ and total_
+    before it, dead_letters, log, lost_records, shared_window; of a leader with copies replica_lag,
+    copies_missing, one_copy_left.
 
-    `name` is the group, queue, replica or broker that it is about; `value` now and `peak` since it was
+    `name` is the group, topic, queue, replica or broker that it is about; `value` now and `peak` since it was
     raised, in the unit of `threshold` (messages, s, or 1 for what is or is not). `is_told`: a notice of it
     was sent.
     """

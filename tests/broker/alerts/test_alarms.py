@@ -183,6 +183,58 @@ async def test_a_backlog_is_raised_by_age(watched: Callable[..., Watched], monke
     await peer.client.close()
 
 
+async def test_the_backlogs_of_a_topic_and_of_all_are_told_over_all_groups(
+    watched: Callable[..., Watched], hook: HookServer
+) -> None:
+    it = watched(
+        backlog=["nobody messages=1"],
+        backlog_topics=["t-quiet messages=100", "t* messages=8"],
+        backlog_total="messages=9",
+        webhook_url=hook.url,
+    )
+    await it.stack.create("t", 1)
+    await it.stack.produce("t", 0, *((b"x", None) for _ in range(5)))
+    first, second = await consumer(it.stack, "first", 1), await consumer(it.stack, "second", 2)
+    assert await it.look() == {}, "seven messages of either are no eight, nor nine"
+    await it.stack.produce("t", 0, (b"x", None))
+    found = await it.look()
+    assert {key: reading.value for key, reading in found.items()} == {
+        ("topic_backlog_messages", "t"): 9,
+        ("total_backlog_messages", "broker-0"): 9,
+    }
+    told = (await asyncio.to_thread(hook.next))["alarms"]
+    assert [(one["kind"], one["name"], one["threshold"]) for one in told] == [
+        ("topic_backlog_messages", "t", 8),
+        ("total_backlog_messages", "broker-0", 9),
+    ]
+    assert "most by group first" in told[0]["text"]
+    assert "most of t by group first" in told[1]["text"]
+    # Within a fifth of the threshold neither is over.
+    assert await second.report(0, 3, topic="t", wait_for_disk=True) == []
+    assert len(await it.look()) == 2
+    assert await second.report(0, 6, topic="t", wait_for_disk=True) == []
+    assert await it.look() == {}
+    ended = (await asyncio.to_thread(hook.next))["alarms"]
+    assert [(one["state"], one["peak"]) for one in ended] == [("over", 9), ("over", 9)]
+    for peer in (first, second):
+        await peer.client.close()
+
+
+async def test_the_backlog_of_a_topic_is_raised_by_age(
+    watched: Callable[..., Watched], monkeypatch: Any
+) -> None:
+    it = watched(backlog_topics=["t age_s=60"], backlog_total="age_s=90")
+    await it.stack.create("t", 1)
+    await it.stack.produce("t", 0, (b"x", None))
+    peer = await consumer(it.stack, "g", 0)
+    assert await it.look() == {}
+    began_ns = time.time_ns()
+    for later_s, kinds in ((61, ["topic_backlog_age"]), (91, ["topic_backlog_age", "total_backlog_age"])):
+        monkeypatch.setattr(time, "time_ns", lambda later_s=later_s: began_ns + later_s * 10**9)
+        assert [kind for kind, _ in await it.look()] == kinds
+    await peer.client.close()
+
+
 async def test_dead_letters_raise_an_alarm(broker: Stack) -> None:
     await broker.create("t", 1)
     await broker.produce("t", 0, (b"x", None), (b"y", None))

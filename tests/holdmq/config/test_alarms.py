@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from holdmq.config.alarms import AlarmsSection, BacklogRule, parse_rule, rule_of
+from holdmq.config.alarms import AlarmsSection, BacklogRule, parse_rule, parse_total, rule_of
 from holdmq.errors import ConfigError
 
 MAIL: dict[str, Any] = {"smtp_host": "mail.example", "mail_from": "a@example", "mail_to": ["b@example"]}
@@ -35,6 +35,13 @@ def test_a_rule_that_cannot_be_read_is_refused_by_its_text(text: str) -> None:
     with pytest.raises(ValidationError) as refused:
         AlarmsSection(backlog=["* age_s=1", text])
     assert text in str(refused.value)
+
+
+def test_the_threshold_of_all_backlogs_has_no_pattern() -> None:
+    assert parse_total("age_s=60 messages=7") == BacklogRule("*", 7, 60)
+    assert parse_total("") == BacklogRule("*", 0, 0)
+    with pytest.raises(ValidationError, match="messages=N or age_s=N"):
+        AlarmsSection(backlog_total="* messages=7")
 
 
 def test_an_empty_rule_is_refused() -> None:
