@@ -358,6 +358,8 @@ class Process:
         if self.log.is_full:
             self.do(self.core.epoch_refused(self.now, "the disk is full"))
             return
+        if epoch <= self.log.view().last_epoch:
+            raise Violation(f"{self.machine.name} begins epoch {epoch} a second time")
         if self.core.role is ReplicaRole.PROMOTING:
             self.world.history.leads(self.machine.name, epoch)
         self.log.begin_epoch(epoch)

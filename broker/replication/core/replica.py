@@ -105,7 +105,6 @@ class Replica:
         self._acquisition = ""
         self._wanted: ShardState | None = None
         self._wanted_version = 0
-        self._has_proposed = False
         self._is_proposing = False
         self._highest_epoch = 0
         self._campaign_ends_at = 0.0
@@ -303,9 +302,10 @@ class Replica:
         if self.role is ReplicaRole.LEADING:
             assert self.leading is not None
             return self._done(now, self.leading.was_proposed(now, state, version, is_known))
-        self._is_proposing = False
-        if self.role is not ReplicaRole.CAMPAIGNING:
+        if self.role is not ReplicaRole.CAMPAIGNING or state != self._wanted:
+            # Of a lead or campaign that is over: it would be won with an epoch that the log has.
             return self._done(now, [])
+        self._is_proposing = False
         if version is not None:
             return self._done(now, self._won(now, state, version))
         if is_known:
@@ -386,7 +386,7 @@ class Replica:
         self.role = ReplicaRole.CAMPAIGNING
         self._acquisition = ""
         self._wanted = None
-        self._has_proposed = False
+        self._is_proposing = False
         self._campaign_ends_at = now + self._settings.ttl_s / 2
         return [HoldLease()]
 

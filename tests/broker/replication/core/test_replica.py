@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
+from broker.replication.core.actions import BeginEpoch
 from broker.replication.core.log_view import LogView
 from broker.replication.core.messages import CopyWelcome
 from broker.replication.core.replica import Replica, ReplicaRole
@@ -77,3 +79,17 @@ def test_who_follows_nobody_takes_a_free_lease_at_once(replica: Replica) -> None
     assert replica.role is ReplicaRole.WAITING
     replica.was_read(1000.3, ShardSnapshot(STATE, 5, ""))
     assert replica.role is ReplicaRole.CAMPAIGNING
+
+
+def test_a_proposal_that_an_earlier_campaign_made_wins_no_later_one(replica: Replica) -> None:
+    replica.tick(1000.0)
+    for at in (1000.0, 1001.0):
+        replica.was_read(at, ShardSnapshot(STATE, 5, ""))
+    replica.was_held(1001.1, 1001.0, "x")
+    replica.was_read(1001.2, ShardSnapshot(STATE, 5, "a"))
+    of_before = replace(STATE, leader="a", confirmed=100)
+    assert replica.was_proposed(1001.3, of_before, 6, True) == []
+    assert replica.role is ReplicaRole.CAMPAIGNING, "epoch 3 is not its campaign's, and begins no second time"
+    assert BeginEpoch(4) in replica.was_proposed(
+        1001.4, replace(STATE, epoch=4, leader="a", in_sync=("a",)), 6, True
+    )
