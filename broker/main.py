@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from broker.alerts.channels import refuse_open_secrets
 from broker.app.lives import Lives
 from broker.app.metric_help import BROKER, REPLICATION, STORE
 from broker.app.reconfiguring import ROOMS
 from broker.app.replicas import ReplicaProcess
 from broker.app.takeover import Takeovers
+from holdmq.alarms.channels import refuse_open_secrets
 from holdmq.config.changes import BROKER as BROKER_SERVICE
 from holdmq.config.changes import Adjustment
 from holdmq.config.model import Config

@@ -2,7 +2,7 @@
 
 Raised are: a backlog by count or age over its rule's threshold, dead letters, a log that takes no records or
 lost some, a shared group whose window is full; by a leader, copies that lag or are missing. What decides is
-broker.alerts.core.alarms; broker.alerts.channels does the telling.
+holdmq.alarms.core.alarms; holdmq.alarms.channels does the telling.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import Final
 import structlog
 
 from broker.alerts.backlog import Backlogs
-from broker.alerts.channels import Channel, channels
-from broker.alerts.core.alarms import Alarm, AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
 from broker.alerts.core.backlog_readings import BacklogWatch, TopicBacklog
+from broker.alerts.core.dead_letters import DeadLetterCounts
 from broker.alerts.core.shard_copies import CopyReadings, KnowsCopies
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
+from holdmq.alarms.channels import Channel, channels
+from holdmq.alarms.core.alarms import AlarmKey, Alarms, Reading
+from holdmq.alarms.listing import alarm_list
+from holdmq.alarms.notices import log_notice
 from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow
 from storage.api.store import RecordLoss, StoreState
 
 DEAD_LETTERS: Final = "dead_letters"
@@ -116,16 +118,7 @@ class AlarmWatch(RequestFamily):
 
     def list_alarms(self, request: Request) -> None:
         """Answer ALARM_LIST with every alarm that is raised."""
-        raised = sorted(self.alarms.raised.values(), key=lambda alarm: (alarm.since_ms, alarm.key))
-        over = list(self.alarms.over)
-        request.reply(
-            AlarmListResponse(
-                [_row(alarm) for alarm in raised],
-                [channel.row() for channel in self.channels],
-                [_row(alarm) for alarm, _ in over],
-                [ended_ms for _, ended_ms in over],
-            )
-        )
+        request.reply(alarm_list(self.alarms, self.channels))
 
     def dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Groups gave messages up."""
@@ -213,30 +206,5 @@ class AlarmWatch(RequestFamily):
             yield from self._copy_readings.of(copies, now)
 
 
-def _row(alarm: Alarm) -> AlarmRow:
-    reading = alarm.reading
-    return AlarmRow(
-        *alarm.key,
-        alarm.since_ms,
-        reading.value,
-        reading.threshold,
-        alarm.peak,
-        reading.text,
-        alarm.is_told,
-    )
-
-
 def _too_long(section: AlarmsSection, broker: str) -> BacklogWatch:
     return BacklogWatch(broker, section.rules(), section.topic_rules(), section.total_rule())
-
-
-def log_notice(notice: Notice) -> None:
-    """Log what people are told."""
-    fields = notice._asdict() | notice.key._asdict()
-    del fields["key"], fields["state"]
-    if notice.state is State.OVER:
-        log.info("an alarm is over", **fields)
-    elif notice.state is State.LASTS:
-        log.warning("an alarm lasts", **fields)
-    else:
-        log.warning("an alarm is raised", **fields)

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from broker.alerts.alarms import log_notice
-from broker.alerts.channels import Channel, channels
-from broker.alerts.core.alarms import Alarms
 from broker.alerts.core.shard_copies import leaderless
+from holdmq.alarms.channels import Channel, channels
+from holdmq.alarms.core.alarms import Alarms
+from holdmq.alarms.notices import log_notice
 from holdmq.config.alarms import AlarmsSection
 
 

@@ -51,7 +51,7 @@ def check(given: Given) -> None:
     loaded.console.check_exposure()
     loaded.alarms.check()
     if loaded.alarms.smtp_password_file or loaded.alarms.webhook_token_file:
-        from broker.alerts.channels import refuse_open_secrets
+        from holdmq.alarms.channels import refuse_open_secrets
 
         refuse_open_secrets(loaded.alarms)
     for section in ("registry", "broker"):

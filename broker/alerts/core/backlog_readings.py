@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from broker.alerts.core.alarms import AlarmKey, Reading
+from holdmq.alarms.core.alarms import AlarmKey, Reading
 from holdmq.config.alarms import BacklogRule, rule_of
 
 BACKLOG_MESSAGES: Final = "backlog_messages"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from broker.alerts.core.alarms import AlarmKey, Reading
+from holdmq.alarms.core.alarms import AlarmKey, Reading
 
 REPLICA_LAG: Final = "replica_lag"
 COPIES_MISSING: Final = "copies_missing"

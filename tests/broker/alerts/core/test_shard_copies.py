@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.alerts.core.alarms import Reading
 from broker.alerts.core.shard_copies import CopyReadings, ShardCopies, leaderless
+from holdmq.alarms.core.alarms import Reading
 
 THREE = ShardCopies("broker-0", ("a", "b", "c"), frozenset("abc"), {"b": 0.0, "c": 0.0})
 

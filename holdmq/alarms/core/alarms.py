@@ -18,8 +18,6 @@ ALARMS_MAX: Final = 10_000
 """Alarms that are raised or in their cool-down; with more, nobody reads them. Others are counted."""
 OVER_MAX: Final = 500
 """Alarms that are over and still listed, the newest: a night of them."""
-DEAD_LETTER_GROUPS_MAX: Final = 10_000
-"""Groups whose dead letters are counted: all of broker.groups_max."""
 
 
 class AlarmKey(NamedTuple):
@@ -79,9 +77,12 @@ class Alarm:
 
 
 class Alarms:
-    """All alarms of one broker. `now` is a clock in seconds that never goes back, `now_ms` the wall clock."""
+    """All alarms of one process. `now` is a clock in seconds that never goes back, `now_ms` the wall clock.
 
-    def __init__(self, cooldown_s: float, alarms_max: int = ALARMS_MAX) -> None:
+    `is_repeated` False: one that lasts is told once, when it is raised.
+    """
+
+    def __init__(self, cooldown_s: float, alarms_max: int = ALARMS_MAX, *, is_repeated: bool = True) -> None:
         self.raised: dict[AlarmKey, Alarm] = {}
         self.over: deque[tuple[Alarm, int]] = deque(maxlen=OVER_MAX)
         """Alarms that were raised, and when each was over (ms since the epoch)."""
@@ -89,6 +90,7 @@ class Alarms:
         self.refused = 0
         self.cooldown_s = cooldown_s
         self._alarms_max = alarms_max
+        self._is_repeated = is_repeated
         self._told_at: dict[AlarmKey, float] = {}
 
     def update(self, readings: Iterable[Reading], now: float, now_ms: int) -> list[Notice]:
@@ -114,6 +116,11 @@ class Alarms:
             notices += self._take(reading, known_keys, now, now_ms)
         return notices
 
+    def resume(self, reading: Reading, since_ms: int) -> None:
+        """Hold an alarm that another process, or this one before its start, raised and told."""
+        alarm = self.raised[reading.key] = Alarm(reading, since_ms)
+        alarm.is_told = True
+
     def _take(self, reading: Reading, known_keys: set[AlarmKey], now: float, now_ms: int) -> list[Notice]:
         alarm = self.raised.get(reading.key)
         if alarm is None:
@@ -127,33 +134,11 @@ class Alarms:
             self.raised_total += 1
         alarm.reading = reading
         alarm.peak = max(alarm.peak, reading.value)
+        if alarm.is_told and not self._is_repeated:
+            return []
         if now - self._told_at.get(alarm.key, float("-inf")) < self.cooldown_s:
             return []
         state = State.LASTS if alarm.is_told else State.RAISED
         alarm.is_told = True
         self._told_at[alarm.key] = now
         return [alarm.notice(state, reading.value, now_ms)]
-
-
-class DeadLetterCounts:
-    """Dead letters of each group, until none came for `quiet_s`."""
-
-    def __init__(self, quiet_s: float, groups_max: int = DEAD_LETTER_GROUPS_MAX) -> None:
-        self.quiet_s = quiet_s
-        self._groups_max = groups_max
-        self._counts: dict[str, int] = {}
-        self._last_at: dict[str, float] = {}
-
-    def add(self, group: str, messages: int, now: float) -> None:
-        """A group gave up so many messages."""
-        if group not in self._counts and len(self._counts) >= self._groups_max:
-            return
-        self._counts[group] = self._counts.get(group, 0) + messages
-        self._last_at[group] = now
-
-    def take(self, now: float) -> dict[str, int]:
-        """How many each group gave up since it was quiet last; those that are quiet now are forgotten."""
-        for group, at in list(self._last_at.items()):
-            if now - at >= self.quiet_s:
-                del self._last_at[group], self._counts[group]
-        return dict(self._counts)

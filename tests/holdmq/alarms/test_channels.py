@@ -15,8 +15,8 @@ from receivers import PASSWORD, USER, HookServer, MailServer
 from security import Authority
 
 from broker.alerts import channels as alarm_channels
-from broker.alerts.channels import ATTEMPTS_MAX, Channel, Mail, Webhook, channels, refuse_open_secrets
-from broker.alerts.core.alarms import AlarmKey, Notice, State
+from holdmq.alarms.channels import ATTEMPTS_MAX, Channel, Mail, Webhook, channels, refuse_open_secrets
+from holdmq.alarms.core.alarms import AlarmKey, Notice, State
 from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import ConfigError
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.alerts.core.alarms import (
+from holdmq.alarms.core.alarms import (
     RECOVER_SHARE,
     AlarmKey,
     Alarms,
-    DeadLetterCounts,
     Notice,
     Reading,
     State,
@@ -114,14 +113,13 @@ def test_who_is_told_that_it_is_raised_is_told_that_it_is_over_and_not_more_ofte
         assert not (is_raised and not open_told and now - told_at >= COOLDOWN_S)
 
 
-def test_dead_letters_count_until_none_comes_for_a_while() -> None:
-    counts = DeadLetterCounts(10.0, groups_max=2)
-    counts.add("a", 2, 0)
-    counts.add("a", 1, 9)
-    counts.add("b", 1, 9)
-    counts.add("c", 1, 9)
-    assert counts.take(18) == {"a": 3, "b": 1}
-    counts.add("b", 1, 18.5)
-    assert counts.take(19) == {"b": 2}
-    counts.add("a", 1, 20)
-    assert counts.take(20) == {"a": 1, "b": 2}
+def test_what_is_told_once_and_resumed_is_told_that_it_is_over() -> None:
+    alarms = Alarms(10.0, is_repeated=False)
+    reading = Reading(AlarmKey("broker_lost", "b"), 1, 1, "gone")
+    assert [notice.state for notice in alarms.update([reading], 0.0, 0)] == [State.RAISED]
+    assert alarms.update([reading], 100.0, 100_000) == []
+    successor = Alarms(10.0, is_repeated=False)
+    successor.resume(reading, 0)
+    assert successor.update([reading], 0.0, 200_000) == [], "its predecessor told it"
+    (over,) = successor.update([], 1.0, 201_000)
+    assert (over.state, over.since_ms, over.text) == (State.OVER, 0, "gone")

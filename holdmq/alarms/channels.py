@@ -1,4 +1,4 @@
-"""The ways on which notices leave the broker: mail and webhook, each with a thread and a bounded queue.
+"""The ways on which notices leave a process: mail and webhook, each with a thread and a bounded queue.
 
 Nothing here runs on the event loop but `Channel.put`. What cannot be delivered is tried again, less and less
 often, then dropped: all of it is logged and counted.
@@ -21,12 +21,11 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, Final
 
-import structlog
-
-from broker.alerts.core.alarms import Notice, State
+from holdmq.alarms.core.alarms import Notice, State
 from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import ConfigError
 from holdmq.files.private_file import read_private, refuse_if_open_to_others
+from holdmq.service import telemetry
 from holdmq.wire.statistics_headers import ChannelRow
 
 NOTICES_MAX: Final = 1_000
@@ -43,7 +42,7 @@ SECRET_FILE_MAX_BYTES: Final = 64 << 10
 """A password or token, which is a line."""
 
 Deliver = Callable[[Sequence[Notice]], None]
-log = structlog.get_logger("holdmq.broker")
+log = telemetry.get_logger()
 
 FAILURES: Final = (OSError, HTTPException, ValueError)
 """What a delivery may fail with: connections, TLS, refusals of SMTP and HTTP (OSErrors too), odd answers."""

@@ -1,0 +1,1 @@
+"""Alarms, and how people are told of them: what services that raise some share."""
