@@ -14,7 +14,7 @@ from processes import free_port, wait_until
 from receivers import PASSWORD, USER, HookServer, MailServer
 from security import Authority
 
-from broker.alerts import channels as alarm_channels
+from holdmq.alarms import channels as alarm_channels
 from holdmq.alarms.channels import ATTEMPTS_MAX, Channel, Mail, Webhook, channels, refuse_open_secrets
 from holdmq.alarms.core.alarms import AlarmKey, Notice, State
 from holdmq.config.alarms import AlarmsSection
