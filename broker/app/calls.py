@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from broker.alerts.core.shard_copies import KnowsCopies
 from broker.app.subscribers import READS_SHOWN_MAX, SHOWN_MAX, ConnectionActivity, Subscriptions
 from broker.kernel.request_family import RequestFamily
+from broker.produce.bounds import MessageBounds
 from broker.topics.core.table import TopicTable
 from holdmq.config.model import Config
 from holdmq.rpc.connection import Connection, Request
@@ -65,7 +67,8 @@ class BrokerCalls(RequestFamily):
     `connections` are all, with what they said in HELLO (None = nothing yet); `numbers` are the broker's
     metrics; `gateway_heard` is told of each HEARTBEAT of a gateway; `subscriptions` are those of each
     connection in consumer groups, `activity` what else it does; `copies` says where the replicas of its
-    shard are; `admit` raises RemoteError for a connection that may not come in.
+    shard are; `bounds` are what messages must be; `admit` raises RemoteError for a connection that may not
+    come in.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class BrokerCalls(RequestFamily):
         activity: Callable[[Connection], ConnectionActivity],
         copies: KnowsCopies,
         admit: Callable[[Connection], None],
+        bounds: MessageBounds,
     ) -> None:
         self._activity = activity
         self._admit = admit
@@ -92,6 +96,7 @@ class BrokerCalls(RequestFamily):
         self._gateway_heard = gateway_heard
         self._subscriptions = subscriptions
         self._copies = copies
+        self._bounds = bounds
         self._states: dict[Connection, dict[str, Any]] = {}
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
@@ -109,7 +114,8 @@ class BrokerCalls(RequestFamily):
     def hello(self, connection: Connection, _hello: HelloRequest) -> HelloResponse:
         """What HELLO is answered with. Raises RemoteError for one connection too many."""
         self._admit(connection)
-        return self._identity.welcome(self._store)
+        welcome = self._identity.welcome(self._store)
+        return replace(welcome, message_bytes_min=self._bounds.bytes_min)
 
     def _heartbeat(self, request: Request) -> None:
         state = request.header(HeartbeatRequest).state

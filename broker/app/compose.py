@@ -33,6 +33,7 @@ from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics, TrafficSource
 from broker.mqtt_shares.requests import ShareMode
+from broker.produce.bounds import MessageBounds
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
 from broker.quotas.requests import Quotas
@@ -132,11 +133,13 @@ class Broker:
         )
 
         self.quotas = Quotas(store, topics, connections, clock_ms)
+        self.bounds = MessageBounds(settings.message_bytes_min, connections, time.monotonic)
         self.produce = Produce(
             store,
             table,
             self.statistics,
             record_max_bytes,
+            self.bounds,
             partial(_role_of, hello_of),
             self.quotas,
             clock_ms,
@@ -230,6 +233,7 @@ class Broker:
             activity=partial(activity, self.produce.producing, readers.table),
             copies=copies,
             admit=self.quotas.admit,
+            bounds=self.bounds,
         )
         by_filter = [room for room in (self.reads, self.share) if room is not None]
         topic_readers = TopicReaderList(table, readers.table, by_filter, hello_of)

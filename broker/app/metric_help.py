@@ -9,6 +9,7 @@ BROKER: Final = {
     "connections_refused_total": "Connections that broke the protocol, kept silent or were too many.",
     "produce_batches_total": "PRODUCE requests that were taken.",
     "produce_runs_refused_total": "Runs of messages in PRODUCE requests that were refused.",
+    "produce_runs_too_small_total": "Runs refused for a message below broker.message_bytes_min.",
     "produce_delayed_total": "Messages taken that are to come later.",
     "producer_windows": "Producers whose last sequences are remembered.",
     "producer_repeats_total": "Batches that were sent again and got the offsets of their first time.",

@@ -32,6 +32,10 @@ def _groups(config: Config, broker: Broker, _registration: Registration | None) 
     broker.groups.reconfigure(config.broker)
 
 
+def _messages(config: Config, broker: Broker, _registration: Registration | None) -> None:
+    broker.bounds.reconfigure(config.broker.message_bytes_min)
+
+
 def _retained(config: Config, broker: Broker, _registration: Registration | None) -> None:
     broker.retained.reconfigure(config.broker)
 
@@ -57,6 +61,7 @@ ROOMS: Final = (
         _groups,
     ),
     RoomKeys("broker", "retained_max retained_max_bytes retained_message_max_bytes", _retained),
+    RoomKeys("broker", "message_bytes_min", _messages),
     RoomKeys("broker", "register_interval_s", _registering),
     RoomKeys(
         "storage",

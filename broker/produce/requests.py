@@ -13,6 +13,7 @@ from zlib_ng.zlib_ng import crc32
 
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
+from broker.produce.bounds import MessageBounds
 from broker.produce.core.delays import waiting_records
 from broker.produce.core.produced import (
     PRODUCED_QUEUE,
@@ -31,7 +32,7 @@ from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
 from holdmq.names.topics import PRODUCED_TOPIC, is_system_topic
-from holdmq.record.batch import check_entries, hashes_of, starts_of
+from holdmq.record.batch import body_sizes_of, check_entries, hashes_of, starts_of
 from holdmq.record.check import check_properties
 from holdmq.record.once import Once
 from holdmq.rpc.connection import Connection, Request
@@ -180,6 +181,7 @@ class Produce(RequestFamily):
         topics: TopicTable,
         statistics: Statistics,
         record_max_bytes: int,
+        bounds: MessageBounds,
         role_of: RoleOf,
         quotas: PublishQuotas,
         clock_ms: Callable[[], int],
@@ -197,6 +199,8 @@ class Produce(RequestFamily):
         self._statistics = statistics
         self.producing: ProducingConnections[Connection] = ProducingConnections()
         self._record_max_bytes = record_max_bytes
+        self._bounds = bounds
+        self.refused_small = 0
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {RequestCode.PRODUCE: self.handle}
@@ -210,6 +214,7 @@ class Produce(RequestFamily):
             "produce_batches_total": self.batches,
             "produce_runs_refused_total": self.refused_runs,
             "produce_delayed_total": self.delayed,
+            "produce_runs_too_small_total": self.refused_small,
             "producer_windows": len(self.sequences),
             "producer_repeats_total": self.sequences.repeats,
             "producer_windows_evicted_total": self.sequences.evicted,
@@ -346,6 +351,7 @@ class Produce(RequestFamily):
             _denied(connection.grants, run)
             or self._run_error(run, topic)
             or self._unseen(connection, run, topic)
+            or self._too_small(connection, pending, index, body)
         )
         if error is None and isinstance(waiting, RemoteError):
             error = waiting
@@ -438,6 +444,24 @@ class Produce(RequestFamily):
         if topic is None or not topic.is_temporary or self._role_of(connection) != "gateway":
             return None
         return RemoteError(Code.KIND_UNFIT, f"topic {run.topic!r} is temporary: MQTT cannot see it")
+
+    def _too_small(
+        self, connection: Connection, pending: _Pending, index: int, body: _Body
+    ) -> RemoteError | None:
+        """The refusal of a run with a message below the least size; a gateway has refused its devices."""
+        least = self._bounds.enforced()
+        if not least or self._role_of(connection) == "gateway":
+            return None
+        runs = rows(ProduceRun, pending.header.runs)
+        first = sum(run.records for run in runs[:index])
+        starts = starts_of(body.sizes)[first : first + runs[index].records]
+        smallest = int(body_sizes_of(body.records, starts).min())
+        if smallest >= least:
+            return None
+        self.refused_small += 1
+        return RemoteError(
+            Code.MESSAGE_TOO_SMALL, f"a message of {smallest} bytes, message_bytes_min is {least}"
+        )
 
     def _append_all(
         self,

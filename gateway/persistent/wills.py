@@ -36,6 +36,7 @@ from holdmq.wire.session_will import DELETE_WILL, DRAIN_WILL, NO_WILL, PUBLISH_W
 if TYPE_CHECKING:
     from gateway.brokers.turn import Turn
     from gateway.ground.counters import Counters
+    from gateway.ground.smallest import SmallestMessage
     from gateway.ground.targets import Target
     from gateway.persistent.retained_puts import RetainedPuts
     from gateway.publish.ingress import Ingress
@@ -88,7 +89,7 @@ def _session_will(will: Will, expiry_s: int, born_host: bytes) -> SessionWill:
 class WillPublisher:
     """Publishes the wills that owners say are due; `will_done` tells an owner what became of one.
 
-    `checked` are topics as clients write them, `topics` those of the log.
+    `checked` are topics as clients write them, `topics` those of the log; `smallest` is what brokers take.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class WillPublisher:
         checked: CheckedTopics[TopicEntry],
         topics: ClientTopics,
         ingress: Ingress,
+        smallest: SmallestMessage,
         retained_puts: RetainedPuts,
         will_done: Callable[[str, str, int], None],
         counters: Counters,
@@ -105,6 +107,7 @@ class WillPublisher:
         self._checked = checked
         self._topics = topics
         self._ingress = ingress
+        self._smallest = smallest
         self._retained_puts = retained_puts
         self._will_done = will_done
         self._counters = counters
@@ -153,6 +156,10 @@ class WillPublisher:
 
     def publish(self, client_id: str, will: SessionWill, pair: bytes, done: Done) -> None:
         """Publish a will whose record gets the property `pair`; `done` is called once."""
+        is_deletion = will.flags & RETAIN and not will.payload
+        if len(will.payload) < self._smallest.bytes_min and not is_deletion:
+            self.settled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, done, "too_small")
+            return
         if not will.flags & RETAIN:
             self._publish(client_id, will, pair, done)
             return

@@ -11,6 +11,7 @@ from gateway.ground.delayed import DELAYED_ROOM_BYTES
 from gateway.ground.entries import TopicEntry, record_properties
 from gateway.ground.limits import PLANS_MAX
 from gateway.ground.receipts import PublishReceipt
+from gateway.ground.smallest import SmallestMessage
 from gateway.ground.targets import RecordProducer, Target
 from gateway.session.inbound import Inbound
 from gateway.session.permit import ALLOWED, UNASKED
@@ -55,16 +56,19 @@ class Ingress:
     """Turns publishes into records of the brokers' open batches.
 
     `locate` finds a queue; `uses_other(topic, client_id)` says that a topic does not exist and may not
-    be created, so that the shared one is used; `now` is the loop's clock.
+    be created, so that the shared one is used; `smallest` is what brokers take; `now` is the loop's clock.
     """
 
-    __slots__ = ("_locate", "_mark", "_now", "_uses_other", "full")
+    __slots__ = ("_locate", "_mark", "_now", "_smallest", "_uses_other", "full")
 
-    def __init__(self, locate: Locate, uses_other: UsesOther, now: Callable[[], float]) -> None:
+    def __init__(
+        self, locate: Locate, uses_other: UsesOther, smallest: SmallestMessage, now: Callable[[], float]
+    ) -> None:
         self._locate = locate
         # Made here and not at import: each forked worker has its own.
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
+        self._smallest = smallest
         self._now = now
         self.full: RecordProducer | None = None
         """A producer that the last `publish` gave messages and that must not get more (`must_hold`)."""
@@ -95,9 +99,16 @@ class Ingress:
         producer: RecordProducer | None = None
         records: list[bytes] | None = None
         plan: TopicPlan | None = None
+        least = self._smallest.bytes_min
         noting: NotedRecords | None = None
         for at, (entry, flags, packet_id, start, end, properties) in enumerate(run.messages):
             kind = flags & 7
+            if end - start < least and self._is_too_small(session, entry, kind, end - start):
+                last_entry = None
+                if kind & RETAIN and inbound.kept:
+                    inbound.kept.popleft()
+                self._refuse(session, kind, packet_id, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "too_small")
+                continue
             if entry is not last_entry or kind != last_kind or properties:
                 if size and producer is not None:
                     self._added(producer, size)
@@ -118,7 +129,7 @@ class Ingress:
                 if kind & RETAIN:
                     if not inbound.kept:
                         run.messages = run.messages[at:]
-                        return _to_keep(session, run)
+                        return _to_keep(session, run, least)
                     kept = inbound.kept.popleft()
                     if kept:
                         last_entry = None
@@ -197,6 +208,8 @@ class Ingress:
             start += 2
         if session.version == MQTT_5:
             start += 1
+        if len(data) - start < self._smallest.bytes_min:
+            return False
         record = plan.encode(data[start:], time.time_ns() // 1_000_000)
         length = len(record)
         if length > (producer.record_max_bytes or PRODUCE_MAX_BYTES):
@@ -287,20 +300,32 @@ class Ingress:
             inbound.plans[entry.raw, kind] = inbound.plan = plan
         return plan
 
-    def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:
-        session.context.counters.refused[f"publish_{ReasonCode(reason_code).name.lower()}"] += 1
+    def _is_too_small(self, session: Session, entry: TopicEntry, kind: int, size_bytes: int) -> bool:
+        """Whether a message below the least size is refused for that: an empty retained one deletes, and
+        where the topic is not the client's own affair, that is what is said."""
+        if kind & RETAIN and not size_bytes:
+            return False
+        permit = session.permit
+        return not entry.refusal and (permit is None or permit.verdict(entry) == ALLOWED)
+
+    def _refuse(
+        self, session: Session, kind: int, packet_id: int, reason_code: int, reason: str = ""
+    ) -> None:
+        session.context.counters.refused[f"publish_{reason or ReasonCode(reason_code).name.lower()}"] += 1
         if kind & 6:
             receipt = PublishReceipt(session, _ANSWERS[kind >> 1], packet_id)
             session.expect(receipt)
             receipt.settle(reason_code)
 
 
-def _to_keep(session: Session, run: PublishRun[TopicEntry]) -> Keep:
+def _to_keep(session: Session, run: PublishRun[TopicEntry], least: int) -> Keep:
     """The retained messages at the head of a run, as far as it is known that they may be published."""
     permit, buffer = session.permit, run.buffer
     found: list[tuple[str, int, bytes, bytes]] = []
     for entry, flags, _, start, end, properties in run.messages:
         if not flags & RETAIN:
+            break
+        if found and start < end < start + least:
             break
         if found and (entry.refusal or entry.delay_s is not None):
             break

@@ -14,15 +14,17 @@ from gateway.ground.counters import Counters
 from gateway.ground.entries import make_entry
 from gateway.ground.limits import SessionLimits
 from gateway.ground.routes import Route, Routes
+from gateway.ground.smallest import SmallestMessage
 from gateway.publish.ingress import Ingress
 from gateway.publish.topics import ClientTopics
 from gateway.session.clients import Clients
 from gateway.session.session import SessionContext
 from gateway.worker.parent_socket import ParentSocket
-from holdmq.client.route import RouteTable
+from holdmq.client.route import Link, RouteTable
 from holdmq.config.model import Config
 from holdmq.mqtt import CheckedTopics
 from holdmq.rpc.security import Security
+from holdmq.wire.headers import HelloResponse
 
 
 class Foundations:
@@ -61,7 +63,13 @@ class Foundations:
             section.topic_creates_per_minute_max,
             rules.topics,
         )
-        self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
+        self.smallest = SmallestMessage()
+        self.routes.on_up.append(lambda link, _connection, hello: self._hear_bounds(link, hello))
+        self.routes.on_bounds.append(self._hear_bounds)
+        self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.smallest, self.now)
+
+    def _hear_bounds(self, link: Link, hello: HelloResponse) -> None:
+        self.smallest.told(link.name, hello.message_bytes_min)
 
 
 def _new_client_id() -> str:

@@ -114,7 +114,15 @@ class Worker:
             section.drain_will_min_s,
         )
         wills = self.wills = WillPublisher(
-            context.topics, topics, base.ingress, retained_puts, persistent.will_done, counters, turn, now
+            context.topics,
+            topics,
+            base.ingress,
+            base.smallest,
+            retained_puts,
+            persistent.will_done,
+            counters,
+            turn,
+            now,
         )
 
         # Connections

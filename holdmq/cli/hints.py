@@ -11,6 +11,7 @@ HINTS: Final = {
     Code.NOT_PERMITTED: "`holdmq key list` shows what each access key may do",
     Code.UNAUTHENTICATED: "give client.access_key and its secret, as `holdmq key create` made them",
     Code.RECORD_TOO_LARGE: "send less at a time, or raise storage.record_max_bytes",
+    Code.MESSAGE_TOO_SMALL: "send more at a time, or lower broker.message_bytes_min",
     Code.TOPIC_UNKNOWN: "`holdmq topic list` shows what there is, `holdmq topic create` makes one",
     Code.TOPIC_INVALID: "a name has letters, digits, _ and -",
     Code.TOPIC_LIMIT: "`holdmq topic delete` makes room",

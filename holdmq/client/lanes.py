@@ -15,6 +15,7 @@ import numpy as np
 from holdmq.client.records import move
 from holdmq.errors import HoldMQError, RemoteError
 from holdmq.message import MessageId, TopicQueue
+from holdmq.record.batch import body_sizes_of, starts_of
 
 RUNS_IN_FLIGHT_MAX: Final = 32
 """Unanswered runs per queue: half of the 64 batches by which a broker knows a repeat."""
@@ -76,6 +77,7 @@ class SendChunk:
     """
 
     __slots__ = (
+        "_smallest_body",
         "count",
         "indices",
         "is_settled",
@@ -109,6 +111,7 @@ class SendChunk:
         if not largest:
             largest = len(records) if self.count == 1 else int(np.frombuffer(sizes, ">u4").max())
         self.largest = largest
+        self._smallest_body = -1
         self.keys = keys
         self.terms = terms
         self.is_settled = False
@@ -123,6 +126,14 @@ class SendChunk:
     def is_free(self) -> bool:
         """Whether any queue of the topic will do."""
         return not self.terms.is_tied and not self.is_keyed
+
+    @property
+    def smallest_body(self) -> int:
+        """Bytes of the smallest body as it travels; looked for when it is asked for first."""
+        if self._smallest_body < 0:
+            starts = starts_of(np.frombuffer(self.sizes, ">u4").astype(np.int64))
+            self._smallest_body = int(body_sizes_of(self.records, starts).min())
+        return self._smallest_body
 
     def fail(self, error: HoldMQError) -> None:
         """Tell the owner that these messages were given up."""

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import structlog
@@ -33,6 +34,7 @@ from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
+    BoundsChangedRequest,
     BrokerRow,
     ClusterGetResponse,
     Empty,
@@ -112,6 +114,7 @@ class RouteTable:
     that `topic`, `follow` or `ensure_topic` named. Callbacks (lists to append to; called on the
     loop, must not raise): `on_routes(topics)` after routes of these topics changed, `on_brokers()`
     after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`,
+    `on_bounds(link, hello)` after a broker changed what its HELLO said,
     `on_push(link, request)` for what a broker sends by itself: the first that returns True has taken it,
     and the table answers it. `answers` are, by request code, who is asked by brokers and answers itself.
     """
@@ -138,6 +141,7 @@ class RouteTable:
         self.on_routes: list[Callable[[frozenset[str]], None]] = []
         self.on_brokers: list[Callable[[], None]] = []
         self.on_up: list[Callable[[Link, Connection, HelloResponse], None]] = []
+        self.on_bounds: list[Callable[[Link, HelloResponse], None]] = []
         self.on_down: list[Callable[[Link, HoldMQError], None]] = []
         self.on_push: list[Callable[[Link, Request], bool]] = []
         self.answers: dict[int, Callable[[Request], None]] = {}
@@ -501,6 +505,9 @@ class RouteTable:
             self._seek_soon(name)
 
         def pushed(request: Request) -> None:
+            if request.command.code == RequestCode.BOUNDS_CHANGED:
+                self._bounds_changed(link, request.header(BoundsChangedRequest))
+                return
             answer = self.answers.get(request.command.code)
             if answer is not None:
                 answer(request)
@@ -522,6 +529,15 @@ class RouteTable:
         )
         link = Link(name, client)
         return link
+
+    def _bounds_changed(self, link: Link, bounds: BoundsChangedRequest) -> None:
+        """A broker was reconfigured: from now on it is as if its HELLO had said so."""
+        if link.client.hello is None:
+            return
+        hello = replace(link.client.hello, message_bytes_min=bounds.message_bytes_min)
+        link.client.hello = hello
+        for callback in self.on_bounds:
+            callback(link, hello)
 
     # Leaders
 

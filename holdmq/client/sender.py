@@ -184,6 +184,7 @@ class Sender:
         size = 0
         for lane in list(self._dirty.pop(broker, {}).values()):
             self._refuse_too_large(lane, hello.record_max_bytes)
+            self._refuse_too_small(lane, hello.message_bytes_min)
             while lane.may_send:
                 run = lane.next_run(PRODUCE_MAX_BYTES - size, not batch)
                 if run is None:
@@ -202,6 +203,17 @@ class Sender:
             lane.waiting.remove(chunk)
             reason = f"a record of {chunk.largest} bytes; the broker's record_max_bytes is {record_max_bytes}"
             self._fail(chunk, RecordError(reason, Code.RECORD_TOO_LARGE))
+
+    def _refuse_too_small(self, lane: Lane, message_bytes_min: int) -> None:
+        if not message_bytes_min:
+            return
+        for chunk in [c for c in lane.waiting if c.smallest_body < message_bytes_min]:
+            lane.waiting.remove(chunk)
+            reason = (
+                f"a message of {chunk.smallest_body} bytes; "
+                f"the broker's message_bytes_min is {message_bytes_min}"
+            )
+            self._fail(chunk, RecordError(reason, Code.MESSAGE_TOO_SMALL))
 
     def _produce(self, link: Link, connection: Connection, hello: HelloResponse, batch: Sent) -> None:
         count = 0

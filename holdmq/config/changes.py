@@ -34,7 +34,7 @@ RELOADED: Final[Mapping[str, frozenset[str]]] = {
     | _keys(
         "broker",
         "auto_create_topics topics_max topic_queues_default hide_grace_s auto_create_groups groups_max "
-        "group_members_max retained_max retained_max_bytes retained_message_max_bytes "
+        "group_members_max message_bytes_min retained_max retained_max_bytes retained_message_max_bytes "
         "queue_lease_s offset_save_interval_s offset_commit register_interval_s",
     )
     | _keys(

@@ -140,6 +140,13 @@ class BrokerSection(Section):
         description="Offsets past the oldest unfinished message of a queue that a shared group is given: "
         "behind one that is long in flight nothing new is handed out then. A bit of memory each.",
     )
+    message_bytes_min: int = Field(
+        0,
+        ge=0,
+        le=32_768,
+        description="Smallest message, in bytes of its body as it travels (0 = none): who sends empty or cut "
+        "ones is told. Have it alike at all brokers: gateways take the largest.",
+    )
     retained_max: int = Field(
         1_000_000,
         ge=0,

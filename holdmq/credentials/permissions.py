@@ -129,6 +129,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.GROUP_JOIN: _consumes("subscriptions", "group"),
     RequestCode.GROUP_LEAVE: _GROUP,
     RequestCode.GROUP_CHANGED: _PUSH,
+    RequestCode.BOUNDS_CHANGED: _PUSH,
     RequestCode.GROUP_MEMBERS: _GROUP_READ,
     RequestCode.GROUP_LIST: _READER,
     RequestCode.GROUP_UPDATE: _ADMIN,

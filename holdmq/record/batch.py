@@ -263,6 +263,12 @@ def decode_columns(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> Column
     )
 
 
+def body_sizes_of(records: Buffer | Bytes, starts: Ints) -> Ints:
+    """Bytes of the body of well-formed records, as it lies there (compressed, if it is)."""
+    raw = _bytes_of(records)
+    return _gather(raw, _U32, starts + BODY_LENGTH_AT + _ipv6_extra(raw, starts))
+
+
 def stores_of(records: Buffer | Bytes, starts: Ints) -> Ints:
     """StoreHost of well-formed records, as signed 64-bit numbers."""
     raw = _bytes_of(records)

@@ -13,6 +13,7 @@ class RequestCode(IntEnum):
 
     HELLO = 1
     HEARTBEAT = 2
+    BOUNDS_CHANGED = 3
 
     PRODUCE = 10
 

@@ -47,6 +47,7 @@ class HelloResponse(Header):
     """Name the server that answers. `store_id` and `log_epoch` are empty and 0 at a registry.
 
     `principal`: as whom the connection was admitted, "" = anonymous. `proof`: holdmq.wire.auth.
+    `message_bytes_min`: smaller bodies are refused; it is what BOUNDS_CHANGED said last.
     """
 
     protocol_version: int
@@ -59,6 +60,14 @@ class HelloResponse(Header):
     frame_max_bytes: int = 0
     principal: str = ""
     proof: bytes = b""
+    message_bytes_min: int = 0
+
+
+@header
+class BoundsChangedRequest(Header):
+    """One-way, by a broker to whoever may produce: what HELLO said of it before is this now."""
+
+    message_bytes_min: int
 
 
 @header

@@ -16,8 +16,10 @@ from command_line import run_here
 from mqtt_client import MqttClient
 from processes import SERVICES, Stack, free_port, wait_until
 
-from holdmq.client.sync import SyncAdmin
-from holdmq.errors import Code, RemoteError
+from holdmq.client.sync import SyncAdmin, SyncProducer
+from holdmq.errors import Code, RecordError, RemoteError
+from holdmq.message import Message
+from holdmq.mqtt import PubAck, Publish
 
 BEFORE = "[broker]\ntopics_max = 1\ntopic_queues_default = 2\n[registry]\nscan_interval_s = 600\n"
 
@@ -185,6 +187,41 @@ def test_a_rate_is_set_and_taken_away_while_a_client_publishes(whole: Stack) -> 
     file(whole).write_text("")
     came_of(whole, "gateway")
     wait_until(lambda: seconds_for(10) < 1.0, "no rate is kept any more", 30)
+
+
+def test_messages_below_the_least_size_are_refused_on_every_way_as_soon_as_the_broker_reads_it(
+    whole: Stack,
+) -> None:
+    device, old = (MqttClient(whole.mqtt_port, f"v{version}", version=version) for version in (5, 4))
+    device.publish("least/a", b"1")
+    old.publish("least/a", b"2")
+    with SyncProducer([whole.registry]) as producer:
+        producer.send(Message("least", b"3"))
+        file(whole).write_text("[broker]\nmessage_bytes_min = 4\n")
+        assert came_of(whole, "broker")["changed"] == ["broker.message_bytes_min"]
+
+        def refused() -> bool:
+            device.send(Publish("least/a", b"no", 1, packet_id=9))
+            return device.wait_for(PubAck).reason_code == 0x83
+
+        wait_until(refused, "the gateway has heard of it")
+        device.send(Publish("least/a", b"\x00" * 3, 1, packet_id=10, retain=True))
+        assert device.wait_for(PubAck).reason_code == 0x83
+        device.send(Publish("least/a", b"", 1, packet_id=11, retain=True))
+        assert device.wait_for(PubAck).reason_code == 0
+        device.publish("least/a", b"four")
+        with pytest.raises(RecordError, match="message_bytes_min is 4") as error:
+            producer.send(Message("least", b"no"))
+        assert error.value.code == Code.MESSAGE_TOO_SMALL
+        producer.send(Message("least", b"five!"))
+        old.publish("least/a", b"no")  # acknowledged, dropped, counted
+        counter = 'holdmq_gateway_refused_total{reason="publish_too_small"}'
+        wait_until(lambda: whole.metric("gateway", counter) >= 3, "they are counted")
+        # Another start: the broker itself says it in HELLO, and refuses whoever does not listen.
+        whole.stop("broker")
+        whole.start("broker", "--config", str(file(whole)))
+        with SyncProducer([whole.registry]) as after, pytest.raises(RecordError):
+            after.send(Message("least", b"no"))
 
 
 def test_the_console_takes_bounds_of_queries_and_names_what_waits(tmp_path: Path) -> None:

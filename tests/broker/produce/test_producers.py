@@ -17,6 +17,7 @@ from stepped_store import Stepped
 
 from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics
+from broker.produce.bounds import MessageBounds
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
 from broker.topics.core.table import Topic, TopicTable
@@ -103,6 +104,7 @@ class Broker:
             table,
             Statistics(0.0),
             1 << 20,
+            MessageBounds(0, {}, float),
             lambda _connection: "client",
             NoQuotas(),
             lambda: NOW_MS,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from broker_stack import Stack, make_record, produce_body
+from broker_stack import Stack, Start, make_record, produce_body
 
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.record.codec import decode_record, encode_record
@@ -55,6 +55,23 @@ async def test_a_run_that_may_not_be_stored_is_refused_alone(
     assert results[1].status == Code.OK
     _, got = await broker.pull(PullQueue("t", 0, 0, 0))
     assert got == [b"good"]
+
+
+async def test_a_run_with_a_message_below_the_least_size_is_refused_in_its_turn(start: Start) -> None:
+    stack = await start(message_bytes_min=3)
+    await stack.create("t")
+    assert stack.client.hello is not None
+    assert stack.client.hello.message_bytes_min == 3
+    records = [make_record("t", 0, b"abc"), make_record("t", 1, b"abcd"), make_record("t", 1, b"ab")]
+    runs = [ProduceRun("t", 0, 1, 1, 1, 0), ProduceRun("t", 1, 2, 1, 1, 0)]
+    results = rows(RunResult, (await stack.produce_raw(produce_body(records), runs)).results)
+    assert [result.status for result in results] == [Code.OK, Code.MESSAGE_TOO_SMALL]
+    assert results[1].remark == "a message of 2 bytes, message_bytes_min is 3"
+    assert stack.server.numbers()["produce_runs_too_small_total"] == 1
+    # Its sequences were used up: what follows is no gap.
+    follow = [ProduceRun("t", 1, 1, 1, 1, 2)]
+    answer = await stack.produce_raw(produce_body([make_record("t", 1, b"abc")]), follow)
+    assert rows(RunResult, answer.results)[0].status == Code.OK
 
 
 async def test_a_broker_whose_log_another_may_have_judges_no_sequence_and_no_topic(

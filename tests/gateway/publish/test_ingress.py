@@ -11,9 +11,10 @@ import pytest
 from session_bench import VERSIONS, Bench, ids
 
 from gateway.brokers.core.producer import BrokerProducer
+from gateway.ground.smallest import SmallestMessage
 from gateway.ground.targets import HeldSocket, Target
-from gateway.publish.ingress import Ingress
-from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Publish, encode
+from gateway.publish.ingress import Ingress, Keep
+from holdmq.mqtt import MQTT_3_1_1, MQTT_5, PubAck, Publish, encode
 
 Start = Callable[..., Any]
 
@@ -32,7 +33,10 @@ class Link:
 
 def ingress_to(places: dict[str, Target]) -> Ingress:
     return Ingress(
-        lambda topic, _client_id, _bound: places.get(topic), lambda _topic, _client_id: False, float
+        lambda topic, _client_id, _bound: places.get(topic),
+        lambda _topic, _client_id: False,
+        SmallestMessage(),
+        float,
     )
 
 
@@ -164,6 +168,7 @@ def test_a_publish_like_the_last_one_leaves_what_the_decoders_way_leaves(version
         lambda way: setattr(way.bench.context, "traced", lambda _session, _items: None),
         lambda way: setattr(way.target, "is_retired", True),
         lambda way: setattr(way.producer, "record_max_bytes", 50),
+        lambda way: way.ingress._smallest.told("b", 2),
         lambda way: way.bench.session.inbound.forget_plans(),
         lambda way: way.bench.session.close(0, "x", "x"),
         lambda way: setattr(way.bench.session.inbound, "count", way.bench.context.limits.receive_max),
@@ -178,6 +183,44 @@ def test_a_publish_like_the_last_one_changes_nothing_where_the_decoder_must_look
     before = way.state()
     assert not way.again(encoded(MQTT_5))
     assert way.state() == before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_message_below_the_least_size_is_answered_and_not_stored(version: int) -> None:
+    way = Publishing(version)
+    way.ingress._smallest.told("b", 3)
+    way.ingress._smallest.told("other", 2)
+    data = b"".join(encoded(version, packet_id, b"x" * packet_id) for packet_id in (2, 3, 4))
+    (run,) = way.bench.feed(data)
+    assert way.ingress.publish(way.bench.session, run) is None
+    assert [len(records.records) for records in way.target.runs] == [3]  # with the first of all
+    assert way.bench.context.counters.refused["publish_too_small"] == 1
+    for records in way.target.runs:
+        for receipt in records.receipts:
+            receipt.settle(0)
+    answers = way.bench.sent()
+    assert sorted(ids(answers)) == [1, 2, 3, 4]
+    refused = [ack.packet_id for ack in answers if isinstance(ack, PubAck) and ack.reason_code == 0x83]
+    assert refused == ([2] if version == MQTT_5 else [])
+
+
+def test_an_empty_retained_message_deletes_whatever_the_least_size_and_a_short_one_is_not_kept() -> None:
+    way = Publishing()
+    way.ingress._smallest.told("b", 3)
+    packets = [
+        Publish("a/b", payload, 1, packet_id=packet_id, retain=True)
+        for packet_id, payload in ((2, b"long"), (3, b""), (4, b"no"), (5, b"other"))
+    ]
+    (run,) = way.bench.feed(b"".join(encode(packet, MQTT_5) for packet in packets))
+    kept: list[bytes] = []
+    inbound = way.bench.session.inbound
+    assert inbound is not None
+    while (found := way.ingress.publish(way.bench.session, run)) is not None:
+        assert isinstance(found, Keep)
+        kept += [payload for _, _, payload, _ in found.messages]
+        inbound.kept = deque([0] * len(found.messages))
+    assert kept == [b"long", b"", b"other"]
+    assert way.bench.context.counters.refused["publish_too_small"] == 1
 
 
 def test_only_an_undelayed_topic_without_retain_is_published_again_unseen() -> None:

@@ -77,6 +77,7 @@ class FakeBroker:
         self.queues_default = 2
         self.auto_create = True
         self.record_max_bytes = 4 << 20
+        self.message_bytes_min = 0
         self.epoch = 1
         self.lead_epoch = 0
         """In which it leads its copies; 0 = it has none."""
@@ -183,6 +184,7 @@ class FakeBroker:
             self.epoch,
             self.record_max_bytes,
             8 << 20,
+            message_bytes_min=self.message_bytes_min,
         )
 
     def _produce(self, request: Request) -> None:

@@ -21,6 +21,8 @@ from holdmq.errors import (
 from holdmq.names.topics import queue_of_key
 from holdmq.produce import PRODUCE_MAX_BYTES, pauses
 from holdmq.record.codec import SYS_COMPRESSED, decode_record
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import BoundsChangedRequest
 
 
 @pytest.fixture
@@ -332,6 +334,26 @@ async def test_a_message_over_the_broker_s_limit_fails_alone(producer: Producer,
     assert isinstance(bad, RecordError)
     assert bad.code == Code.RECORD_TOO_LARGE
     assert (await producer.send(message("next"), key="k")).queue_offset == 1
+
+
+async def test_a_message_below_the_broker_s_least_size_fails_alone_as_soon_as_the_broker_says_so(
+    producer: Producer, broker: Any
+) -> None:
+    assert (await producer.send(Message("t", b"ab"), key="k")).queue_offset == 0
+    for connection in broker.rpc.connections:
+        connection.send_one_way(RequestCode.BOUNDS_CHANGED, BoundsChangedRequest(3))
+    while producer.routes.link("broker-0").client.hello.message_bytes_min != 3:  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
+    good, bad = await asyncio.gather(
+        producer.send(Message("t", b"abc"), key="k"),
+        producer.send(Message("t", b"ab"), key="k"),
+        return_exceptions=True,
+    )
+    assert isinstance(good, SendResult)
+    assert isinstance(bad, RecordError)
+    assert bad.code == Code.MESSAGE_TOO_SMALL
+    assert str(bad) == "a message of 2 bytes; the broker's message_bytes_min is 3"
+    assert (await producer.send(Message("t", b"next"), key="k")).queue_offset == 2
 
 
 async def test_a_batch_tells_which_messages_were_not_stored(producer: Producer, broker: Any) -> None:

@@ -222,7 +222,8 @@ def test_golden_ext_fields() -> None:
 
 def test_request_codes_are_never_renumbered() -> None:
     assert {code.name: int(code) for code in RequestCode} == {
-        "HELLO": 1, "HEARTBEAT": 2, "PRODUCE": 10, "PULL": 20, "FILTER_SET": 21, "PULL_COLUMNS": 22,
+        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "PRODUCE": 10, "PULL": 20, "FILTER_SET": 21,
+        "PULL_COLUMNS": 22,
         "READ_OPEN": 30,
         "READ_FILTER": 31, "READ": 32, "READ_CLOSE": 33, "READ_AT": 34, "TOPIC_CREATE": 40, "TOPIC_LIST": 41,
         "QUEUE_BOUNDS": 42, "TOPIC_UPDATE": 43, "TOPIC_GROW": 44, "QUEUES_REMOVE": 45, "TOPIC_DELETE":
