@@ -31,6 +31,7 @@ from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.security import Security
+from holdmq.service.build import running_build
 from holdmq.service.host_rule import AllowedHosts
 from holdmq.service.process import Service, listen_error
 from holdmq.service.reloading import PATH, Reloading
@@ -101,7 +102,12 @@ async def main(config: Config, service: Service) -> None:
             tasks.create_task(feed.run())
             serving = tasks.create_task(server.serve([listener]))
             service.ready(lambda: (server.started, "the HTTP server has not started yet"))
-            service.log.info("console serves", url=f"http://{_shown(section.bind)}:{port}/", port=port)
+            service.log.info(
+                "console serves",
+                url=f"http://{_shown(section.bind)}:{port}/",
+                port=port,
+                build=running_build(),
+            )
             stopping = tasks.create_task(service.stopping.wait())
             await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             if not service.stopping.is_set():

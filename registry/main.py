@@ -11,6 +11,7 @@ from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import HELP, ServerSecurity
+from holdmq.service.build import running_build
 from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service, listen_error
 from holdmq.service.reloading import PATH, Reloading
@@ -52,7 +53,7 @@ async def main(config: Config, service: Service) -> None:
         async with asyncio.TaskGroup() as tasks:
             scanning = tasks.create_task(server.scan(), name="registry scan")
             service.ready(lambda: (True, "ready"))
-            service.log.info("registry serves", bind=section.bind, port=port)
+            service.log.info("registry serves", bind=section.bind, port=port, build=running_build())
             await service.stopping.wait()
             scanning.cancel()
     finally:

@@ -28,6 +28,7 @@ from holdmq.config.model import Config
 from holdmq.errors import ShardLostError, StoreFormatError
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.security import Security
+from holdmq.service.build import running_build
 from holdmq.service.process import Service
 from holdmq.wire.headers import BrokerRegisterRequest
 from storage.api.log_order import LogOrder
@@ -250,7 +251,13 @@ class Lives:
         for check in checks:
             self._service.ready(check)
         self.serving += 1
-        self._service.log.info("broker serves", name=settings.name, address=address, data=life.engine.where)
+        self._service.log.info(
+            "broker serves",
+            name=settings.name,
+            address=address,
+            data=life.engine.where,
+            build=running_build(),
+        )
         if life.beside is not None:
             life.beside.start()
         tasks = [

@@ -28,6 +28,7 @@ from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
 from holdmq.service import telemetry
 from holdmq.service.admin import AdminServer
+from holdmq.service.build import running_build
 from holdmq.service.host_rule import AllowedHosts
 from holdmq.service.process import die_with_parent, run_until_stopped, start_admin
 from holdmq.service.reloading import PATH
@@ -121,6 +122,7 @@ class WorkerSupervisor:
                 listeners={place.settings.name: place.where for place in self._places},
                 workers=self._reports.workers,
                 admin_port=self._admin.port,
+                build=running_build(),
             )
             while self._children or self._restarts:
                 self._turn(wake_read)

@@ -18,6 +18,7 @@ from holdmq.config.model import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.names.visible_text import visible_lines
 from holdmq.service import telemetry
+from holdmq.service.build import running_build
 from holdmq.service.process import EXIT_FAILED, EXIT_USAGE
 
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
@@ -50,13 +51,19 @@ _GROUPS: Final = (
 
 def _version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"holdmq {holdmq.__version__}\n")
+        sys.stdout.write(f"holdmq {holdmq.__version__}, {running_build()}\n")
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version and the build.",
+        ),
     ] = False,
 ) -> None:
     # A command says itself what failed; a service sets its own logging up.

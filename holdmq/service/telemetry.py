@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 import holdmq
 from holdmq.config.model import LogSection
 from holdmq.names.visible_text import visible, visible_lines
+from holdmq.service.build import running_build
 
 
 @contextmanager
@@ -50,8 +51,11 @@ METRICS: Final = CollectorRegistry(auto_describe=False)
 
 ProcessCollector(registry=METRICS)
 Gauge(
-    "holdmq_build_info", "Always 1; the labels say what runs.", ["version", "python"], registry=METRICS
-).labels(holdmq.__version__, platform.python_version()).set(1)
+    "holdmq_build_info",
+    "Always 1; the labels say what runs.",
+    ["version", "python", "build"],
+    registry=METRICS,
+).labels(holdmq.__version__, platform.python_version(), running_build()).set(1)
 
 LINES_LOST: Final = Counter(
     "holdmq_log_lines_lost_total", "Log lines that standard error did not take.", registry=METRICS

@@ -99,7 +99,7 @@ def test_a_storm_ends_as_the_page_says() -> None:
     for option, small in {"--clients": "60", "--publishers": "5", "--rate": "50"}.items():
         arguments[arguments.index(option) + 1] = small
     done = subprocess.run(
-        [sys.executable, *arguments, "--settle-s", "1"],
+        [sys.executable, *arguments, "--settle-s", "1", "--sources"],
         capture_output=True,
         text=True,
         timeout=200,
@@ -120,7 +120,7 @@ def test_a_drain_ends_as_the_page_says() -> None:
     for option, small in {"--clients": "80", "--drain-rate": "40"}.items():
         arguments[arguments.index(option) + 1] = small
     done = subprocess.run(
-        [sys.executable, *arguments, "--connections-max", "200", "--away-s", "0.5"],
+        [sys.executable, *arguments, "--connections-max", "200", "--away-s", "0.5", "--sources"],
         capture_output=True,
         text=True,
         timeout=200,

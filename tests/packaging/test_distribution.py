@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -89,7 +90,7 @@ def test_the_wheel_installs_and_its_command_runs_without_the_extras(wheel: Path,
     listed = subprocess.run(
         [home / "bin" / "holdmq", "--version"], capture_output=True, text=True, check=True
     )
-    assert listed.stdout.startswith("holdmq ")
+    assert re.fullmatch(r"holdmq \S+, sources\n", listed.stdout)
     installed = "import holdmq, sys; sys.exit(not holdmq.__file__.startswith(sys.prefix))"
     subprocess.run([python, "-P", "-c", installed], check=True, cwd=tmp_path)
     lacking = subprocess.run(

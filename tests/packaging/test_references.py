@@ -21,7 +21,7 @@ BOUNDED_LABELS = {
     "request",  # codes of the RPC
     "cause", "code", "kind", "reason", "result", "outcome", "state",  # lists in the code
     "listener", "worker",  # of the configuration
-    "version", "python",  # of what runs
+    "version", "python", "build",  # of what runs
     "query",  # of the job: two
     "le",  # of histograms
 }  # fmt: skip

@@ -11,10 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from holdmq.errors import HoldMQError
+from holdmq.service.build import SOURCES, running_build
 
+_ROOT: Final = Path(__file__).parents[3]
+_COMPILED: Final = _ROOT / "build" / "compiled"
 PAUSE_S: Final = 0.5
 """Between two measurements: what the last one left behind is written by then."""
 
@@ -54,6 +57,7 @@ class BenchCommand:
                 self.add(flag, type=type(default[0]), nargs="+", default=default, help=hint)
             else:
                 self.add(flag, type=type(default), default=default, help=hint)
+        self.add("--sources", action="store_true", help="measure the sources, though nobody runs them")
         self.add("--data", help="directory to work in (default: a temporary one)")
 
     def add_settings(self) -> None:
@@ -70,7 +74,9 @@ class BenchCommand:
         options = self._parser.parse_args()
         if wrong := check(options):
             self.error(wrong)
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        if running_build() == SOURCES and not options.sources:
+            run_compiled()
+        machine = {"build": running_build(), "cores": os.cpu_count(), "python": platform.python_version()}
         shown = {**vars(options), **shown, **machine}
         say("parameters: " + " ".join(f"{name}={value}" for name, value in shown.items()))
         try:
@@ -82,6 +88,22 @@ class BenchCommand:
         for sentence in faults:
             say(f"NOT AS IT SHOULD BE: {sentence}")
         return 1 if faults else 0
+
+
+def run_compiled() -> NoReturn:
+    """Begin this command again with what was compiled of these sources. Exit code 2 if that is not there."""
+    if _COMPILED.is_dir() and "PYTHONSAFEPATH" not in os.environ:
+        changed = os.stat(_COMPILED).st_mtime
+        newer = [file for folder in _COMPILED.iterdir() for file in (_ROOT / folder.name).rglob("*.py")]
+        newer = [file for file in newer if file.stat().st_mtime > changed]
+        if not newer:
+            environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(_COMPILED)}
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
+        why = f"{newer[0].relative_to(_ROOT)} is newer than what was compiled"
+    else:
+        why = "nothing is compiled"
+    sys.stderr.write(f"error: {why}: make compile; or measure the sources, by --sources\n")
+    sys.exit(2)
 
 
 def take_turns(

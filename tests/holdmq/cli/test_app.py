@@ -79,7 +79,7 @@ def test_a_refusal_says_what_to_do() -> None:
 
 
 def test_the_version_is_the_packages(holdmq_process: Any) -> None:
-    assert holdmq_process("--version").stdout == f"holdmq {package.__version__}\n"
+    assert holdmq_process("--version").stdout == f"holdmq {package.__version__}, sources\n"
 
 
 @pytest.mark.parametrize(

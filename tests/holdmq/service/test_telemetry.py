@@ -136,6 +136,7 @@ def test_warnings_of_python_reach_the_log() -> None:
 def test_metrics_say_what_runs_and_hold_the_process() -> None:
     text = generate_latest(telemetry.METRICS).decode()
     assert f'version="{holdmq.__version__}"' in text
+    assert 'build="sources"' in text
     assert "process_resident_memory_bytes" in text
 
 
