@@ -55,6 +55,7 @@ from broker.shared_groups.state import SharedRows
 from broker.state.state_file import StateFile
 from broker.tables.requests import TableRequests
 from broker.topics.core.table import Topic
+from broker.topics.first_groups import FirstGroups
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection
@@ -245,7 +246,7 @@ class Broker:
             ColumnPulls(store, table, self.statistics, readers, next_reads),
             Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
-            GatewayRequests(connections), self.bans, self.quotas,
+            GatewayRequests(connections), FirstGroups(topics, self._progress), self.bans, self.quotas,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}

@@ -52,6 +52,11 @@ class Progress:
             )
         return found
 
+    def begun(self, topic: str) -> set[str]:
+        """Groups that have read a topic, as far as it is known where they are."""
+        reading = [] if self._shared is None else _reading(self._shared, topic)
+        return {*self._groups.offsets.table.groups_in(topic), *reading}
+
     def queue_deleted(self, topic: str, queue_id: int) -> None:
         """Forget offsets in a queue that is gone."""
         self._groups.queue_deleted(topic, queue_id)

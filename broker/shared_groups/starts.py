@@ -14,6 +14,7 @@ from broker.topics.core.table import TopicTable
 from holdmq.names.topics import is_temporary
 from holdmq.record.origin import retry_topic
 from holdmq.wire.shared_headers import EARLIEST, LATEST, SharedStart
+from holdmq.wire.topic_headers import FIRST_GROUP_BEGINNING
 from storage.api.queues import MessageQueues
 
 KeptOffset = Callable[[str, str, int], int]
@@ -49,18 +50,29 @@ class SharedStarts:
         return self._groups_of.get(topic, ())
 
     def subscribe(
-        self, group: SharedGroup, wanted: dict[str, SubscriptionFilter], start: str
+        self, group: SharedGroup, wanted: dict[str, SubscriptionFilter], start: str, is_own_start: bool
     ) -> list[SharedStart]:
-        """Let a group read these topics with these filters; where it begins in queues that are new to it."""
+        """Let a group read these topics with these filters; where it begins in queues that are new to it.
+
+        `is_own_start`: a member said where, and not only what groups do by default.
+        """
         started: list[SharedStart] = []
         if not group.members:
             self._unsubscribe(group)
         for topic, subscription in wanted.items():
             group.filters[topic] = subscription
             self._groups_of.setdefault(topic, set()).add(group.name)
-            started += self.take_up(group, topic, start)
+            is_first = not is_own_start and self._is_first(group.name, topic)
+            started += self.take_up(group, topic, EARLIEST if is_first else start)
         self._seen.pop(group.name, None)
         return started
+
+    def _is_first(self, group: str, topic: str) -> bool:
+        """Whether a group was the first of a topic whose first group begins at the beginning."""
+        known = self._topics.get(topic)
+        return (
+            known is not None and known.first_group == FIRST_GROUP_BEGINNING and known.first_reader == group
+        )
 
     def forget(self, group: SharedGroup) -> None:
         """A group is gone."""

@@ -275,7 +275,7 @@ class TopicRequests(RequestFamily):
     # Changing
 
     def update(self, request: Request) -> None:
-        """TOPIC_UPDATE: perm, order, retention."""
+        """TOPIC_UPDATE: perm, order, retention, what the first group does."""
         header = request.header(TopicUpdateRequest)
 
         def change(topic: Topic) -> Topic:
@@ -368,7 +368,7 @@ class TopicRequests(RequestFamily):
             else:
                 done(error)
 
-        self._submit(plan, written)
+        self.submit(plan, written)
 
     def pause(self, request: Request) -> None:
         """TOPIC_PAUSE: keep, or deliver again what was kept and what comes."""
@@ -434,9 +434,10 @@ class TopicRequests(RequestFamily):
                 return
             self._answer(request, name, error)
 
-        self._submit(plan, done)
+        self.submit(plan, done)
 
-    def _submit(self, plan: Plan, done: Done) -> None:
+    def submit(self, plan: Plan, done: Done) -> None:
+        """Run a plan against the table; `done` when what it changed is durable. Raises BUSY."""
         self._file.submit(plan, done)
 
     def _answer(self, request: Request, name: str, error: HoldMQError | None) -> None:

@@ -178,6 +178,8 @@ def topic_row(topic: TopicView) -> dict[str, Any]:
         "perm": perm_letters(settings[0].perm),
         "order": settings[0].order,
         "retention_ms": settings[0].retention_ms,
+        "first_group": settings[0].first_group,
+        "first_reader": next((row.first_reader for row in settings if row.first_reader), ""),
         "key_levels": settings[0].key_levels,
         "is_paused": any(row.is_paused for row in settings),
         "messages_in": topic.messages_in,

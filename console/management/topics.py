@@ -25,6 +25,7 @@ QUEUES_MAX: Final = 1024
 RETENTION_MAX_MS: Final = 10 * 366 * 86_400_000
 BODY_MAX: Final = 4 << 20
 """Bytes of a request that publishes: a body of 3 MiB as base64."""
+FirstGroup = Literal["own", "beginning"]
 Perm = Literal["rw", "r", "w", "none"]
 PERMS: Final[dict[str, int]] = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 
@@ -47,6 +48,8 @@ class TopicOverview(Answer):
     perm: str
     order: bool
     retention_ms: int
+    first_group: str
+    first_reader: str
     key_levels: int
     is_paused: bool
     messages_in: int
@@ -77,6 +80,8 @@ class TopicAtBroker(Answer):
     perm: str
     order: bool
     retention_ms: int
+    first_group: str
+    first_reader: str
     key_levels: int
     is_paused: bool
 
@@ -138,6 +143,7 @@ class NewTopic(InputModel):
     perm: Perm = "rw"
     order: bool = False
     retention_ms: int = Field(0, ge=0, le=RETENTION_MAX_MS)
+    first_group: FirstGroup = "own"
 
 
 class TopicChange(InputModel):
@@ -146,6 +152,7 @@ class TopicChange(InputModel):
     perm: Perm | None = None
     order: bool | None = None
     retention_ms: int | None = Field(None, ge=0, le=RETENTION_MAX_MS)
+    first_group: FirstGroup | None = None
 
 
 class QueueCount(InputModel):
@@ -261,6 +268,7 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
             perm=PERMS[asked.perm],
             order=asked.order,
             retention_ms=asked.retention_ms,
+            first_group=asked.first_group,
         )
         return await changed(asked.topic)
 
@@ -268,7 +276,11 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
         asked: TopicChange = call.body
         perm = None if asked.perm is None else PERMS[asked.perm]
         await admin.update_topic(
-            call.path("name"), perm=perm, order=asked.order, retention_ms=asked.retention_ms
+            call.path("name"),
+            perm=perm,
+            order=asked.order,
+            retention_ms=asked.retention_ms,
+            first_group=asked.first_group,
         )
         return await changed(call.path("name"))
 
@@ -351,6 +363,8 @@ def _at_broker(broker: str, row: TopicRow) -> TopicAtBroker:
         perm=perm_letters(row.perm),
         order=row.order,
         retention_ms=row.retention_ms,
+        first_group=row.first_group,
+        first_reader=row.first_reader,
         key_levels=row.key_levels,
         is_paused=row.is_paused,
     )

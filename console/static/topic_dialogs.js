@@ -15,6 +15,9 @@ const retention = (ms) => field("retention", "Retention", {
 });
 const perm = (value) => field("perm", "Clients may", { options: PERMS, value });
 const order = (value) => field("order", "Keep keys in order, also while queues are added", { type: "checkbox", value });
+const firstGroup = (value) => field("first_group", "The first group that ever reads it begins", {
+  options: [["own", "as every other: at the end, or where its consumers say"], ["beginning", "with all that is there, unless its consumers say where"]], value,
+});
 const inMs = (typed) => (typed.trim() ? parseDuration(typed) : 0);
 
 export function createTopic() {
@@ -27,7 +30,7 @@ export function createTopic() {
       field("kind", "Kind", { options: [["log", "log: messages"], ["table", "table: the newest value by key"], ["temporary", "temporary: in memory only"]], hint: "It stays for good." }),
       perm("rw"), retention(0),
       field("key_levels", "Levels of a tag that filters select quickly by", { type: "number", min: 1, max: 8, value: 1, hint: "It stays for good." }),
-      order(false),
+      firstGroup("own"), order(false),
     ],
     action: "Create",
     submit: async ({ retention: typed, ...values }) => {
@@ -41,7 +44,7 @@ export function createTopic() {
 export function editTopic(topic) {
   return ask({
     title: `Settings of ${topic.topic}`,
-    fields: [perm(topic.perm), retention(topic.retention_ms), order(topic.order)],
+    fields: [perm(topic.perm), retention(topic.retention_ms), firstGroup(topic.first_group), order(topic.order)],
     submit: ({ retention: typed, ...values }) => call(path`/api/v1/topics/${topic.topic}`, { method: "PATCH", body: { ...values, retention_ms: inMs(typed) } }),
   });
 }

@@ -17,6 +17,7 @@ from holdmq.cli.times import show_time
 from holdmq.config.model import Config
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.service.process import EXIT_FAILED
+from holdmq.wire.topic_headers import FIRST_GROUP_OWN, FIRST_GROUPS
 
 if TYPE_CHECKING:
     from holdmq.client.admin import Admin
@@ -60,12 +61,23 @@ class TopicChoices:
         ),
     ] = None
 
+    first_group: Annotated[
+        str | None,
+        typer.Option(
+            "--first-group",
+            help="Where the first group that ever reads it begins unless it says so: beginning, or own "
+            "(as all others: at the end).",
+            show_default=False,
+        ),
+    ] = None
+
     def changes(self) -> dict[str, Any]:
         """Return those that are given, as Admin takes them. Raises UsageError."""
         return {
             **({} if self.perm is None else {"perm": _perm(self.perm)}),
             **({} if self.order is None else {"order": self.order}),
             **({} if self.retention is None else {"retention_ms": _retention_ms(self.retention)}),
+            **({} if self.first_group is None else {"first_group": _first_group(self.first_group)}),
         }
 
 
@@ -318,6 +330,12 @@ def _perm(text: str) -> int:
     return sum(PERMS[letter] for letter in text)
 
 
+def _first_group(text: str) -> str:
+    if text not in FIRST_GROUPS:
+        raise UsageError(f"--first-group {text!r} is not beginning or own")
+    return text
+
+
 def _retention_ms(text: str) -> int:
     if text == "0":
         return 0
@@ -346,6 +364,8 @@ def _sentence(broker: str, row: TopicRow) -> str:
     parts = [f"{_queues(shown)} queues", f"perm {_letters(row.perm)}"]
     if row.retention_ms:
         parts.append(f"retention {row.retention_ms // 1000} s")
+    if row.first_group != FIRST_GROUP_OWN:
+        parts.append(f"first group from the {row.first_group}: {row.first_reader or 'none yet'}")
     return ", ".join([f"{row.topic} on {broker}: {parts[0]}", *parts[1:], *filter(None, [_state(shown)])])
 
 
@@ -359,7 +379,12 @@ def _letters(perm: int) -> str:
 
 
 def _state(row: dict[str, Any]) -> str:
-    return " ".join(word for word, holds in (("order", row["order"]), ("paused", row["is_paused"])) if holds)
+    return " ".join(word for word, holds in _flags(row) if holds)
+
+
+def _flags(row: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
+    is_from_beginning = row["first_group"] != FIRST_GROUP_OWN
+    return (("order", row["order"]), ("paused", row["is_paused"]), ("first:beginning", is_from_beginning))
 
 
 def _show_queues(found: list[dict[str, Any]], given: Given) -> None:

@@ -28,7 +28,8 @@ class Consumer(QueueMember):
     it raises, is told by `holdmq.client.workers.Handler`. `topics`: names, or names with filters
     (`holdmq.client.subscriptions`); all members of a group must want the same. `start`: where the group's
     first start in a topic is: `latest`, `earliest`, or a datetime with its zone (what was stored from then
-    on); later ones go on where it was.
+    on); None = `latest`, or `earliest` where the topic says so of its first group, and this is that. Later
+    ones go on where it was.
 
     `batch_max` above 1 (to 1,000): the handler is given a list of messages of one queue, as many as are there
     and at most so many; it may return those that failed (`holdmq.client.workers.BatchHandler`).
@@ -50,7 +51,7 @@ class Consumer(QueueMember):
         *,
         mode: Mode = "clustering",
         batch_max: int = 1,
-        start: StartAt = "latest",
+        start: StartAt | None = None,
         ordered: bool = False,
         concurrency: int = CONCURRENCY,
         strategy: str | Strategy | Allocate = "average",

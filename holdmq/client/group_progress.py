@@ -10,6 +10,7 @@ import structlog
 
 from holdmq.client.bounds import starts_of
 from holdmq.client.cursors import Position
+from holdmq.client.first_groups import FirstGroupClaims
 from holdmq.client.lifecycle import StartAt
 from holdmq.client.offset_store import OffsetStore
 from holdmq.client.process_queue import ProcessQueue
@@ -36,7 +37,7 @@ Queues = Mapping[TopicQueue, ProcessQueue]
 class BrokerProgress:
     """Clustering: brokers keep the offsets; reports are one-way and only say what is new."""
 
-    def __init__(self, routes: RouteTable, group: str, start: StartAt) -> None:
+    def __init__(self, routes: RouteTable, group: str, start: StartAt | None) -> None:
         self.failures = 0
         self._routes = routes
         self._group = group
@@ -113,11 +114,12 @@ class BrokerProgress:
 class FileProgress:
     """Broadcast: positions are in an OffsetStore, which a thread writes."""
 
-    def __init__(self, routes: RouteTable, group: str, start: StartAt, store: OffsetStore) -> None:
+    def __init__(self, routes: RouteTable, group: str, start: StartAt | None, store: OffsetStore) -> None:
         self.failures = 0
         self._routes = routes
         self._group = group
         self._first = start
+        self._firsts = FirstGroupClaims(routes, group)
         self._store = store
         self._positions: dict[TopicQueue, Position] = {}
         self._saved: dict[TopicQueue, Position] = {}
@@ -146,15 +148,21 @@ class FileProgress:
         """Write down where a first start in these topics is. Raises RemoteError, TransportError,
         StorageError."""
         first = [t for t in topics if t not in self._begun and broker in self._brokers.get(t, ())]
-        if first and self._first != "earliest":
-            queues = [q for t in first for q in self._queues_of(t) if q.broker == broker]
-            starts = await starts_of(self._routes, queues, self._first, TIMEOUT_S)
+        if not first:
+            return
+        claimed = await self._firsts.claim(first)
+        own = first if self._first is not None else [topic for topic in first if topic not in claimed]
+        start = self._first or "latest"
+        if own and start != "earliest":
+            queues = [q for t in own for q in self._queues_of(t) if q.broker == broker]
+            starts = await starts_of(self._routes, queues, start, TIMEOUT_S)
             for queue, (log_epoch, offset) in starts.items():
                 self._positions.setdefault(queue, Position(log_epoch, offset))
             await self._save()
         for topic in first:
             log.info("first start of a consumer in a topic", group=self._group, topic=topic, broker=broker,
-                     start=str(self._first), path=str(self._store.path))  # fmt: skip
+                     start=str(start) if topic in own else "earliest",
+                     path=str(self._store.path))  # fmt: skip
 
     async def report(self, queues: Queues) -> None:
         """Save what is new."""

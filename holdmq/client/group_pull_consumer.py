@@ -51,7 +51,7 @@ class GroupPullConsumer(QueueMember):
         group: str,
         topics: Iterable[str] | Mapping[str, str],
         *,
-        start: StartAt = "latest",
+        start: StartAt | None = None,
         strategy: str | Strategy | Allocate = "average",
         client_id: str = "",
         routes: RouteTable | None = None,

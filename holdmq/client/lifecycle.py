@@ -122,7 +122,7 @@ class GroupConsumer(RoutedConsumer):
         routes: RouteTable | None,
         security: Security | None,
         *,
-        start: StartAt,
+        start: StartAt | None,
         concurrency: int,
     ) -> None:
         check_group(group)
@@ -157,6 +157,7 @@ class GroupConsumer(RoutedConsumer):
             self.routes.start()
             self.routes.follow(self._topics)
             await self.routes.refresh(timeout_s)
+            await self._before_join()
             self._join()
             self._attach()
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"group {self.group}")
@@ -200,6 +201,10 @@ class GroupConsumer(RoutedConsumer):
     async def _open(self) -> None:
         """Check and open what is needed before anybody is asked."""
 
+    async def _before_join(self) -> None:
+        """Ask what must be known before the group is joined; routes are known."""
+        return
+
     @abstractmethod
     def _join(self) -> None:
         """Join the group at the brokers that the routes name."""
@@ -217,12 +222,12 @@ class GroupConsumer(RoutedConsumer):
         """Wait for handlers, tell what they did and leave, also when `start` got nowhere."""
 
 
-def check_start(start: StartAt) -> None:
-    """Raise UsageError for what is no place to begin at."""
+def check_start(start: StartAt | None) -> None:
+    """Raise UsageError for what is no place to begin at; None = as groups and topics do by default."""
     if isinstance(start, datetime):
         if start.tzinfo is None:
             raise UsageError(f"start {start} has no time zone: datetime.now(UTC) has one")
-    elif start not in ("latest", "earliest"):
+    elif start not in (None, "latest", "earliest"):
         raise UsageError(f"start {start!r} is not latest, earliest, or a datetime")
 
 

@@ -65,7 +65,7 @@ class QueueMember(GroupConsumer):
         *,
         mode: Mode,
         batch_max: int,
-        start: StartAt,
+        start: StartAt | None,
         ordered: bool,
         concurrency: int,
         strategy: str | Strategy | Allocate,

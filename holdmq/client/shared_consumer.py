@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
+from holdmq.client.first_groups import FirstGroupClaims
 from holdmq.client.lifecycle import CONCURRENCY, FirstStart, GroupConsumer
 from holdmq.client.names import check_topic
 from holdmq.client.route import Link, RouteTable
@@ -28,7 +29,7 @@ from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
 from holdmq.wire.group_headers import GroupSubscription
 from holdmq.wire.headers import HelloResponse
-from holdmq.wire.shared_headers import EARLIEST, SharedOpenRequest
+from holdmq.wire.shared_headers import EARLIEST, LATEST, SharedOpenRequest
 
 READY_MAX: Final = 1_024
 """Messages in flight here, per broker, when the caller pulls."""
@@ -62,8 +63,8 @@ class SharedConsumer(GroupConsumer):
     `topics`: names, or names with filters (`holdmq.client.subscriptions`); all members of a group must want
     the same. `handler(message)`: a coroutine function, or a plain one, which runs on a thread; without one
     call `pull`. `batch_max` above 1 (to 1,000): it is given a list of messages, as many as are there and at
-    most so many, and may return those that failed. `start`: where the group's first start in a topic is;
-    later ones go on where it was.
+    most so many, and may return those that failed. `start`: where the group's first start in a topic is,
+    None = as `Consumer` has it; later ones go on where it was.
 
     `retry_delay_s`: after how long a message that its handler failed with comes again (0 to a year).
     `ready_max`: messages in flight here at most, per broker (default: twice `concurrency` with a handler,
@@ -79,7 +80,7 @@ class SharedConsumer(GroupConsumer):
         handler: SharedHandler | SharedBatchHandler | None = None,
         *,
         batch_max: int = 1,
-        start: FirstStart = "latest",
+        start: FirstStart | None = None,
         invisible_s: float = INVISIBLE_S,
         ready_max: int = 0,
         concurrency: int = CONCURRENCY,
@@ -132,6 +133,10 @@ class SharedConsumer(GroupConsumer):
 
     async def _open(self) -> None:
         """Open nothing: all is at the brokers."""
+
+    async def _before_join(self) -> None:
+        # Brokers that are told so let the first group begin where its topics say.
+        await FirstGroupClaims(self.routes, self.group).claim(self._named)
 
     def _join(self) -> None:
         self.routes.on_down.append(self._link_down)
@@ -320,7 +325,8 @@ class SharedConsumer(GroupConsumer):
                 self._subscriptions,
                 self._ready_max,
                 self._invisible_ms,
-                self._start if self._is_first else EARLIEST,
+                (self._start or LATEST) if self._is_first else EARLIEST,
+                is_own_start=self._start is not None,
             )
             member = SharedMember(broker, request, self._messages_came, self._state_changed)
             self._members[broker] = member

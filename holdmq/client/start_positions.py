@@ -1,11 +1,12 @@
 """Where a group begins in queues for which it has no offset: said once, saved at the brokers, and logged.
 
 A group's first start in a topic is at the end (`latest`) unless told otherwise: at the beginning, or at a
-time. What is new to a group that has begun is read from its beginning: queues that were added, brokers that
-joined, topics that were created while it waited for them. So where the first start is, is written down for
-all queues of the topic before the first lease is asked for; from then on, a queue without an offset is a new
-one. The beginning of a topic that was waited for is written down as well: a member that comes later would
-take its own start for the group's first.
+time; or unless the topic says that its first group begins at the beginning, and this is the first. What is
+new to a group that has begun is read from its beginning: queues that were added, brokers that joined, topics
+that were created while it waited for them. So where the first start is, is written down for all queues of the
+topic before the first lease is asked for; from then on, a queue without an offset is a new one. The beginning
+of a topic that was waited for is written down as well: a member that comes later would take its own start for
+the group's first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 import structlog
 
 from holdmq.client.bounds import starts_of
+from holdmq.client.first_groups import FirstGroupClaims
 from holdmq.client.lifecycle import StartAt
 from holdmq.client.route import RouteTable
 from holdmq.errors import HoldMQError
@@ -44,12 +46,16 @@ log = structlog.get_logger("holdmq.client")
 
 
 class StartPositions:
-    """Prepares the topics of one group, broker by broker. `first` is where its first start is."""
+    """Prepares the topics of one group, broker by broker.
 
-    def __init__(self, routes: RouteTable, group: str, first: StartAt) -> None:
+    `first` is where its first start is, None = nobody said so.
+    """
+
+    def __init__(self, routes: RouteTable, group: str, first: StartAt | None) -> None:
         self._routes = routes
         self._group = group
         self._first = first
+        self._firsts = FirstGroupClaims(routes, group)
         self._beginning: set[str] = set()
         self._brokers: dict[str, frozenset[str]] = {}
         # One broker after the other: what this member begins at one must not look at another as
@@ -80,17 +86,27 @@ class StartPositions:
                 log.info("a group finds new queues of a topic; it reads them from their beginning",
                          group=self._group, topic=topic, broker=broker)  # fmt: skip
         first = [topic for topic in without if topic not in elsewhere]
+        if not first:
+            return
+        # Who said where to begin is a topic's first group all the same.
+        claimed = await self._firsts.claim(first)
         self._beginning.update(first)
-        if first and self._first != "earliest":
-            await self._begin(broker, first, self._first)
+        own = first if self._first is not None else [topic for topic in first if topic not in claimed]
+        start = self._first or "latest"
+        if own and start != "earliest":
+            await self._begin(broker, own, start)
+        from_beginning = [topic for topic in first if topic not in own]
+        if from_beginning:
+            await self._begin(broker, from_beginning, "earliest")
         for topic in first:
             log.info("first start of a group in a topic", group=self._group, topic=topic, broker=broker,
-                     start=str(self._first))  # fmt: skip
+                     start=str(start) if topic in own else "earliest")  # fmt: skip
 
     async def _prepare_awaited(self, broker: str, wanted: list[str]) -> None:
         """Topics that nobody had when their subscription began."""
         without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
         if without:
+            await self._firsts.claim(without)
             await self._begin(broker, without, "earliest")
 
     async def _begun(self, broker: str, topics: Iterable[str], timeout_s: float) -> set[str]:

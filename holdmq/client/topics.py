@@ -24,6 +24,7 @@ from holdmq.wire.headers import (
 from holdmq.wire.reader_headers import ReaderRow, TopicReadersRequest, TopicReadersResponse
 from holdmq.wire.topic_headers import (
     DELETE,
+    FIRST_GROUP_OWN,
     HIDE_FROM_CONSUMERS,
     HIDE_FROM_PRODUCERS,
     PERM_READ,
@@ -78,16 +79,25 @@ class TopicCalls(ClusterCalls):
         perm: int = PERM_READ | PERM_WRITE,
         order: bool = False,
         retention_ms: int = 0,
+        first_group: str = FIRST_GROUP_OWN,
     ) -> dict[str, TopicRow]:
         """Create a topic on every live broker, with `queues` queues at each (0 = the broker's default).
 
         `kind`: log, table or temporary (a name that ends in #tmp is temporary). `retention_ms` 0 = as long as
-        the log. Creating it again with the same settings changes nothing. Raises UsageError for a bad name,
-        RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
+        the log. `first_group`: own, or beginning: the first group that ever reads it begins with what is
+        there, unless its consumers say where. Creating it again with the same settings changes nothing.
+        Raises UsageError for a bad name, RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
         """
         check_topic(topic)
         request = TopicCreateRequest(
-            topic, queues, key_levels, kind, perm=perm, order=order, retention_ms=retention_ms
+            topic,
+            queues,
+            key_levels,
+            kind,
+            perm=perm,
+            order=order,
+            retention_ms=retention_ms,
+            first_group=first_group,
         )
         return await self._order(RequestCode.TOPIC_CREATE, request)
 
@@ -98,9 +108,10 @@ class TopicCalls(ClusterCalls):
         perm: int | None = None,
         order: bool | None = None,
         retention_ms: int | None = None,
+        first_group: str | None = None,
     ) -> dict[str, TopicRow]:
         """Change settings; None leaves one as it is. `perm` is the sum of 4 read, 2 write, 1 inherit."""
-        request = TopicUpdateRequest(topic, perm, order, retention_ms)
+        request = TopicUpdateRequest(topic, perm, order, retention_ms, first_group=first_group)
         return await self._order(RequestCode.TOPIC_UPDATE, request)
 
     async def grow_topic(self, topic: str, queues: int) -> dict[str, TopicRow]:

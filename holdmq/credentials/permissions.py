@@ -113,6 +113,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.TOPIC_DELETE: _ADMIN,
     RequestCode.TOPIC_PAUSE: _ADMIN,
     RequestCode.TOPIC_READERS: _READER,
+    RequestCode.TOPIC_FIRST_GROUP: _consumes("topics", "group"),
     RequestCode.BROKER_STATUS: _READER,
     RequestCode.CONNECTION_LIST: _READER,
     RequestCode.STATISTICS: _READER,

@@ -37,6 +37,7 @@ class RequestCode(IntEnum):
     TOPIC_DELETE = 46
     TOPIC_PAUSE = 47
     TOPIC_READERS = 48
+    TOPIC_FIRST_GROUP = 49
 
     BROKER_STATUS = 50
     CONNECTION_LIST = 51

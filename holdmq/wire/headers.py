@@ -302,6 +302,7 @@ class TopicRow(NamedTuple):
 
     Producers see the first `write_queues` queues, consumers the first `read_queues`, and the first
     `stored_queues` exist (0 = as many as consumers see). `retention_ms` 0 = as long as the log.
+    `first_group`: FIRST_GROUP_OWN or FIRST_GROUP_BEGINNING; `first_reader` is that group, "" = none yet.
     """
 
     topic: str
@@ -316,6 +317,8 @@ class TopicRow(NamedTuple):
     retention_ms: int = 0
     is_paused: bool = False
     stored_queues: int = 0
+    first_group: str = "own"
+    first_reader: str = ""
 
 
 class TopicStats(NamedTuple):
@@ -342,6 +345,7 @@ class TopicCreateRequest(Header):
     it, which auto_create_topics must allow (TOPIC_UNKNOWN if not); an existing topic is then
     answered as it is, whatever its settings. `kind`: log, table or temporary; a name that ends
     in #tmp is temporary. `perm` is the sum of 4 read, 2 write, 1 inherit; `retention_ms` 0 = as the log.
+    `first_group` as in TopicRow.
     """
 
     topic: str
@@ -352,6 +356,7 @@ class TopicCreateRequest(Header):
     perm: int = 6
     order: bool = False
     retention_ms: int = 0
+    first_group: str = "own"
 
 
 @header

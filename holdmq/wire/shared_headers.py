@@ -33,7 +33,8 @@ class SharedOpenRequest(Header):
     All members have the same filter for a topic (MODE_CONFLICT). `ready_max`: messages in flight at this
     member at most, 1 to 65,536. `invisible_ms`: what a delivery has, 100 ms to 12 h. `start`: EARLIEST or
     LATEST, where the group begins in a topic that it never read; queues that a topic gains later are read
-    from their beginning, and so is a topic that does not exist yet.
+    from their beginning, and so is a topic that does not exist yet. `is_own_start`: a member said so;
+    without, a topic may have its first group begin at the beginning.
     """
 
     group: str
@@ -41,6 +42,7 @@ class SharedOpenRequest(Header):
     ready_max: int = 1024
     invisible_ms: int = 30_000
     start: str = LATEST
+    is_own_start: bool = True
 
 
 @header

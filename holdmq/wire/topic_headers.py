@@ -13,13 +13,18 @@ A topic goes the same way, with no queue left, and then by TOPIC_DELETE. Source:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdmq.wire.header import Header, header
 
 HIDE_FROM_PRODUCERS: Final = "hide_from_producers"
 HIDE_FROM_CONSUMERS: Final = "hide_from_consumers"
 DELETE: Final = "delete"
+FIRST_GROUP_OWN: Final = "own"
+"""Every group begins where its consumers say."""
+FIRST_GROUP_BEGINNING: Final = "beginning"
+"""The first group that ever reads the topic begins with all it has, unless its consumers say something."""
+FIRST_GROUPS: Final = (FIRST_GROUP_OWN, FIRST_GROUP_BEGINNING)
 STEPS: Final = (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS, DELETE)
 
 PERM_INHERIT: Final = 1
@@ -41,6 +46,7 @@ class TopicUpdateRequest(Header):
     retention_ms: int | None = None
     filter_type: str | None = None
     sys_flag: int | None = None
+    first_group: str | None = None
 
 
 @header
@@ -80,3 +86,29 @@ class TopicPauseRequest(Header):
 
     topic: str
     pause: bool
+
+
+class FirstReaderRow(NamedTuple):
+    """The first group of a topic here, "" = nobody has read it yet."""
+
+    topic: str
+    group: str
+
+
+@header
+class TopicFirstGroupRequest(Header):
+    """Ask which group was the first to read these topics, as far as their `first_group` says that it matters.
+
+    `is_claim`: be it, where there is none. Answered with what is durable then.
+    """
+
+    group: str
+    topics: list[str]
+    is_claim: bool = False
+
+
+@header
+class TopicFirstGroupResponse(Header):
+    """FirstReaderRow for each of the topics whose first group begins at the beginning."""
+
+    topics: list[FirstReaderRow]

@@ -18,6 +18,7 @@ from group_machine import crash
 from member_process import Member
 from processes import running_stack
 from structlog.testing import capture_logs
+from two_brokers import two_brokers
 
 from holdmq.client import (
     Admin,
@@ -30,6 +31,7 @@ from holdmq.client import (
     TopicQueue,
 )
 from holdmq.client import settling as module
+from holdmq.client.groups import GroupAdmin
 from holdmq.errors import RemoteError, TransportError, UsageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupPauseRequest, GroupUpdateRequest
@@ -328,6 +330,77 @@ async def test_a_group_begins_where_it_was_and_first_where_it_is_told(
             await until(lambda: other.all, "what came between is delivered")  # noqa: B023
         assert other.bodies() == {b"between"} if start == "latest" else b"between" in other.bodies()
         assert len(deliveries.all) == len(expected)
+
+
+async def test_only_the_first_group_of_a_topic_that_says_so_gets_what_was_before_it(
+    registries: list[str], producer: Producer, topic: str, group: str
+) -> None:
+    before = {b"%d" % i for i in range(8)}
+    async with Admin(registries) as admin:
+        await admin.create_topic(topic, 4, first_group="beginning")
+        await producer.send_batch([Message(topic, body) for body in sorted(before)])
+        await listed(registries, topic, 4)
+        first, second = Deliveries(), Deliveries()
+        async with Consumer(registries, group, first.handler("m"), [topic]):
+            await until(lambda: first.bodies() == before, "the first group gets all")
+            async with Consumer(registries, f"{group}-2", second.handler("m"), [topic]):
+                await producer.send(Message(topic, b"after"))
+                await until(lambda: b"after" in second.bodies(), "the second one gets what comes")
+        assert second.bodies() == {b"after"}
+        (view,) = [view for view in await admin.topics() if view.topic == topic]
+        assert [row.first_reader for row in view.rows.values()] == [group]
+        async with GroupAdmin(registries) as groups:
+            await groups.delete(group)  # it stays the first when it is gone
+        async with SharedConsumer(registries, f"{group}-3", [topic]) as third:
+            await producer.send(Message(topic, b"later"))
+            assert {message.body for message in await third.pull(hold_ms=10_000)} == {b"later"}
+
+
+@pytest.mark.parametrize("start", [None, "latest"])
+async def test_a_shared_group_is_the_first_too_and_one_that_says_where_it_begins_uses_that_up(
+    registries: list[str], producer: Producer, topic: str, group: str, start: Any
+) -> None:
+    async with Admin(registries) as admin:
+        await admin.create_topic(topic, 4)
+        await admin.update_topic(topic, first_group="beginning")
+    await producer.send(Message(topic, b"before"))
+    await listed(registries, topic, 4)
+    async with SharedConsumer(registries, group, [topic], start=start) as consumer:
+        if start is None:
+            assert [message.body for message in await consumer.pull(hold_ms=10_000)] == [b"before"]
+        await producer.send(Message(topic, b"after"))
+        assert [message.body for message in await consumer.pull(hold_ms=10_000)] == [b"after"]
+    deliveries = Deliveries()
+    async with Consumer(registries, f"{group}-2", deliveries.handler("m"), [topic]):
+        await producer.send(Message(topic, b"last"))
+        await until(lambda: deliveries.all, "what comes is delivered")
+    assert deliveries.bodies() == {b"last"}
+
+
+async def test_groups_that_begin_together_agree_at_all_brokers_and_after_a_restart_which_was_the_first(
+    tmp_path: Path, topic: str
+) -> None:
+    with contextlib.contextmanager(two_brokers)(tmp_path) as cluster:
+        registries = [cluster.first.registry]
+        bodies = {b"%d" % i for i in range(24)}
+        async with Admin(registries) as admin, Producer(registries) as producer:
+            await admin.create_topic(topic, 4, first_group="beginning")
+            await listed(registries, topic, 8)
+            await producer.send_batch([Message(topic, body, keys=(body.decode(),)) for body in bodies])
+            got = {name: Deliveries() for name in ("one", "two", "three")}
+            consumers = [
+                Consumer(registries, name, found.handler("m"), [topic]) for name, found in got.items()
+            ]
+            await asyncio.gather(*(consumer.start() for consumer in consumers))
+            await until(lambda: any(found.bodies() == bodies for found in got.values()), "one has all")
+            (first,) = [name for name, found in got.items() if found.all]
+            await asyncio.gather(*(consumer.close() for consumer in consumers))
+        for stack in (cluster.first, cluster.second):
+            stack.restart("broker", signal.SIGKILL)
+        await listed(registries, topic, 8)
+        async with Admin(registries) as admin:
+            (view,) = [view for view in await admin.topics() if view.topic == topic]
+            assert [row.first_reader for row in view.rows.values()] == [first, first]
 
 
 async def test_a_seek_moves_the_group_and_a_pause_hands_out_nothing(

@@ -34,7 +34,7 @@ from broker.topics.core.table import (
 from holdmq.errors import Code, RemoteError
 from holdmq.names.topics import is_system_topic, is_temporary, topic_fault
 from holdmq.wire.headers import TopicCreateRequest
-from holdmq.wire.topic_headers import TopicUpdateRequest
+from holdmq.wire.topic_headers import FIRST_GROUPS, TopicUpdateRequest
 
 Undrained = Callable[[int], str | None]
 
@@ -70,6 +70,7 @@ def new_topic(known: Topic | None, wanted: TopicCreateRequest, queues_default: i
         key_levels=wanted.key_levels,
         retention_ms=wanted.retention_ms,
         stored_queues=queues,
+        first_group=wanted.first_group,
     )
     if known is None:
         return topic
@@ -78,7 +79,8 @@ def new_topic(known: Topic | None, wanted: TopicCreateRequest, queues_default: i
     raise RemoteError(
         Code.TOPIC_EXISTS,
         f"topic {known.name!r} exists with {known.write_queues} queues, key_levels {known.key_levels}, "
-        f"kind {known.kind}, perm {known.perm}, order {known.order}, retention_ms {known.retention_ms}",
+        f"kind {known.kind}, perm {known.perm}, order {known.order}, retention_ms {known.retention_ms}, "
+        f"first_group {known.first_group}",
     )
 
 
@@ -90,6 +92,7 @@ def _settings(topic: Topic) -> tuple[object, ...]:
         topic.perm,
         topic.order,
         topic.retention_ms,
+        topic.first_group,
     )
 
 
@@ -108,6 +111,8 @@ def _fault_of(wanted: TopicCreateRequest, queues: int, kind: str) -> str | None:
         return f"retention_ms {wanted.retention_ms}; 0 = as long as the log"
     if wanted.retention_ms and kind == KIND_TEMPORARY:
         return "a temporary topic keeps what fits in memory; it has no retention"
+    if wanted.first_group not in FIRST_GROUPS:
+        return f"first_group {wanted.first_group!r} is not one of {', '.join(FIRST_GROUPS)}"
     return None
 
 
@@ -121,7 +126,7 @@ def existing(topic: Topic | None, name: str) -> Topic:
 
 
 def update(topic: Topic, wanted: TopicUpdateRequest) -> Topic:
-    """Change perm, order, retention. Raises TOPIC_INVALID, KIND_UNFIT.
+    """Change perm, order, retention, what the first group does. Raises TOPIC_INVALID, KIND_UNFIT.
 
     RocketMQ's filter type and sysflag of a topic are kept as an earlier build wrote them, and may be
     repeated: nothing ever asked for them, so another value would be a promise that nobody keeps.
@@ -138,11 +143,14 @@ def update(topic: Topic, wanted: TopicUpdateRequest) -> Topic:
         raise _invalid(topic, f"retention_ms {wanted.retention_ms}; 0 = as long as the log")
     if wanted.retention_ms and topic.is_temporary:
         raise RemoteError(Code.KIND_UNFIT, f"{topic.name!r} is temporary: it has no retention")
+    if wanted.first_group not in (None, *FIRST_GROUPS):
+        raise _invalid(topic, f"first_group {wanted.first_group!r} is not one of {', '.join(FIRST_GROUPS)}")
     return replace(
         topic,
         perm=topic.perm if wanted.perm is None else wanted.perm,
         order=topic.order if wanted.order is None else wanted.order,
         retention_ms=topic.retention_ms if wanted.retention_ms is None else wanted.retention_ms,
+        first_group=topic.first_group if wanted.first_group is None else wanted.first_group,
     )
 
 

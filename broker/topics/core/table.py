@@ -18,6 +18,7 @@ from holdmq.errors import StorageError, StoreFormatError
 from holdmq.names.search import names_found
 from holdmq.names.topics import is_temporary, system_topic_fault, topic_fault
 from holdmq.wire.headers import TopicRow
+from holdmq.wire.topic_headers import FIRST_GROUP_OWN, FIRST_GROUPS
 
 PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
@@ -44,6 +45,7 @@ class Topic:
     `retention_ms` 0 = as long as the log. `deleting_to`: a deletion is under way after which so many
     queues remain, NOT_DELETING = none is; 0 removes the topic itself. `paused_at`: the log position from
     which it keeps what it gets, NOT_PAUSED = it delivers; `pauses` are past ones, (from, to), oldest first.
+    `first_group` as in TopicRow; `first_reader` is the group that was the first, "" = none is known.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Topic:
     deleting_to: int = NOT_DELETING
     paused_at: int = NOT_PAUSED
     pauses: tuple[tuple[int, int], ...] = ()
+    first_group: str = FIRST_GROUP_OWN
+    first_reader: str = ""
 
     @property
     def is_readable(self) -> bool:
@@ -109,6 +113,8 @@ class Topic:
             self.retention_ms,
             self.is_paused,
             self.queues_in_store,
+            self.first_group,
+            self.first_reader,
         )
 
 
@@ -296,6 +302,8 @@ def _check_types(topic: Any) -> None:
         raise TypeError("its key_levels or kind is not known to this version")
     if not isinstance(topic.order, bool) or not isinstance(topic.filter_type, str):
         raise TypeError("its order or filter_type is of a wrong type")
+    if topic.first_group not in FIRST_GROUPS or not isinstance(topic.first_reader, str):
+        raise TypeError(f"its first_group is {topic.first_group!r}, its first_reader {topic.first_reader!r}")
 
 
 def _pauses(found: object) -> tuple[tuple[int, int], ...]:
