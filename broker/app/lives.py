@@ -219,7 +219,7 @@ class Lives:
             async with asyncio.timeout(TABLES_OPEN_S):
                 await broker.sessions.opened.wait()
                 await broker.retained.opened.wait()
-                await broker.bans.opened.wait()
+                await broker.bans.table.opened.wait()
                 await broker.quotas.table.opened.wait()
         await broker.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{life.advertised_host or settings.bind}:{broker.rpc.port}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
@@ -92,31 +92,32 @@ class SmallTable(Generic[R]):
 
     def put(self, key: str, value: bytes, row: R, done: Callable[[HoldMQError | None], None]) -> None:
         """Have a row; `done` when the log has it, or with why it has not."""
-        self._change(key, value, row, done)
+        self._change([KeyChange(0, key, value)], row, done)
 
-    def drop(self, key: str, done: Callable[[HoldMQError | None], None]) -> None:
-        """Have a row no more."""
-        self._change(key, None, None, done)
+    def drop(self, keys: Sequence[str], done: Callable[[HoldMQError | None], None]) -> None:
+        """Have rows no more."""
+        self._change([KeyChange(0, key, None) for key in keys], None, done)
 
     def _change(
-        self, key: str, value: bytes | None, row: R | None, done: Callable[[HoldMQError | None], None]
+        self, changes: list[KeyChange], row: R | None, done: Callable[[HoldMQError | None], None]
     ) -> None:
         def settled(_batch: Batch, error: StorageError | None) -> None:
             finish(error)
 
         def finish(error: HoldMQError | None) -> None:
             self.in_hand -= 1
-            if error is None and row is not None:
-                self.rows[key] = row
-            elif error is None:
-                self.rows.pop(key, None)
+            if error is None:
+                for change in changes:
+                    if row is not None:
+                        self.rows[change.key] = row
+                    else:
+                        self.rows.pop(change.key, None)
             done(error)
 
-        self.changes += 1
+        self.changes += len(changes)
         self.in_hand += 1
         try:
-            change = KeyChange(0, key, value)
-            self._tables.change_many(self._topic, [change], settled, self._clock_ms())
+            self._tables.change_many(self._topic, changes, settled, self._clock_ms())
         except HoldMQError as error:
             finish(error)
 

@@ -229,7 +229,7 @@ class Quotas(RequestFamily):
             log.info("a quota is removed", principal=principal, by=by)
             request.reply(QuotaRemoveResponse(was_present))
 
-        self.table.drop(principal, done)
+        self.table.drop([principal], done)
 
     def list_(self, request: Request) -> None:
         """Answer QUOTA_LIST with a page of quotas, and what is used of them here."""

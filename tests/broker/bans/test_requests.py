@@ -63,7 +63,7 @@ async def gateway(broker: Stack) -> AsyncIterator[Gateway]:
 
 async def opened(stack: Stack) -> Stack:
     """The same, once its bans are known."""
-    await stack.server.bans.opened.wait()
+    await stack.server.bans.table.opened.wait()
     return stack
 
 
