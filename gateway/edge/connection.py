@@ -12,7 +12,7 @@ from typing import Final
 from gateway.edge.context import ConnectionContext
 from gateway.edge.listeners import Listener
 from gateway.edge.parting import half_close
-from gateway.edge.sockets import ClientSocket, Receiver
+from gateway.edge.sockets import READ_BYTES, ClientSocket, Receiver
 from gateway.ground.peer import Peer, peer_of
 from gateway.ground.targets import HeldSocket, RecordProducer
 from gateway.publish.ingress import Unbound
@@ -32,6 +32,10 @@ OPENING_PAUSE: Final = 32
 RATE: Final = 128
 OVERLOAD: Final = 256
 PARTING: Final = 64
+QUOTA: Final = 512
+
+PACED_READ_BYTES: Final = 4 << 10
+"""One read of a client whose user's quota was used up: some tens of small messages."""
 
 
 class ClientConnection(Receiver, SessionConnection, HeldSocket):
@@ -261,6 +265,25 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
     def rate_is_kept(self) -> None:
         """Read again: the client has waited for its rate."""
         self.resume(RATE)
+
+    def pause_for_quota(self) -> None:
+        """Do not read: the quota of its user is used up. From now on it is read in small portions.
+
+        What is read is taken: of a thousand clients that are let on with 64 KiB each a rate could not be kept.
+        """
+        if self.transport is not None:
+            self.transport.read_at_most(PACED_READ_BYTES)
+        self.pause(QUOTA)
+
+    def quota_has_room(self) -> None:
+        """Read again: what its user may send has come back."""
+        self.resume(QUOTA)
+
+    def quota_is_other(self) -> None:
+        """Read again as if nothing had been: its user may send another amount now."""
+        if self.transport is not None:
+            self.transport.read_at_most(READ_BYTES)
+        self.resume(QUOTA)
 
     def pause_for_overload(self) -> None:
         """Do not read: others are to be served."""

@@ -83,6 +83,7 @@ class ClientSocket:
         "_is_reading",
         "_is_sending_end",
         "_out",
+        "_read_bytes",
         "_receiver",
         "_socket",
         "_sockets",
@@ -96,6 +97,7 @@ class ClientSocket:
         self._receiver = receiver
         self._out: bytearray | None = None
         self._is_reading = True
+        self._read_bytes = READ_BYTES
         self._is_closing = False
         self._is_lost = False
         self._is_full = False
@@ -153,6 +155,10 @@ class ClientSocket:
             self._is_reading = True
             self._watch()
 
+    def read_at_most(self, size_bytes: int) -> None:
+        """Take no more than so much with one read, from the next one on."""
+        self._read_bytes = size_bytes
+
     def ready(self, events: int) -> None:
         """The kernel has something to say."""
         out = self._out
@@ -163,14 +169,14 @@ class ClientSocket:
 
     def _read(self, events: int) -> None:
         try:
-            data = self._socket.recv(READ_BYTES)
+            data = self._socket.recv(self._read_bytes)
         except BlockingIOError:
             return
         except OSError as error:
             self._lose(error)
             return
         if data:
-            if len(data) == READ_BYTES or events & _MORE:
+            if len(data) == self._read_bytes or events & _MORE:
                 # Nothing new would tell of what is still there.
                 self._sockets.epoll.modify(self._socket, self._watched | _EDGE)
             self._receiver.data_received(data)

@@ -17,6 +17,9 @@ HELP: Final = {
     "bans_total": "Clients banned.",
     "fleet_bans": "Bans of the whole fleet that are followed here.",
     "fleet_banned_total": "Connections refused or ended as an operator has banned the client.",
+    "fleet_quotas": "Quotas of the whole cluster that are followed here.",
+    "quota_paused": "Clients not read now, as the quota of their user or tenant is used up.",
+    "quota_paused_total": "Times that a socket was not read as the quota of its user or tenant was used up.",
     "unauthenticated_bytes": "Bytes held of clients that are not admitted yet.",
     "login_failures_total": "Logins that were tried, and whose password was wrong.",
     "logins_held_total": "Logins that were refused without being tried, as too many before them had failed.",
@@ -121,6 +124,9 @@ class Counters:
     bans_total: int
     fleet_bans: int
     fleet_banned_total: int
+    fleet_quotas: int
+    quota_paused: int
+    quota_paused_total: int
     unauthenticated_bytes: int
     login_failures_total: int
     logins_held_total: int

@@ -20,6 +20,7 @@ _MAXIMA = frozenset(
         "overload_level",
         "bans",
         "fleet_bans",
+        "fleet_quotas",
         "login_holds",
         "traces",
     )

@@ -36,6 +36,15 @@ class MeteredConnection(Protocol):
     def rate_is_kept(self) -> None:
         """Read again: the client has waited for its rate."""
 
+    def pause_for_quota(self) -> None:
+        """Do not read: the quota of its user is used up."""
+
+    def quota_has_room(self) -> None:
+        """Read again: what its user may send has come back."""
+
+    def quota_is_other(self) -> None:
+        """Read again as if nothing had been: its user may send another amount now."""
+
     def pause_for_overload(self) -> None:
         """Do not read: others are to be served."""
 
@@ -43,12 +52,35 @@ class MeteredConnection(Protocol):
         """Read again: others have been served."""
 
 
+class SharedRates(Protocol):
+    """Rates that many clients share, as they are of one user or tenant."""
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether anybody has a rate to keep."""
+
+    def took(self, connection: MeteredConnection, messages: int, size_bytes: int, now: float) -> None:
+        """Count what a client has published; it is paused if that was too much."""
+
+    def forget(self, connection: MeteredConnection) -> None:
+        """A connection is gone."""
+
+    def tick(self, now: float) -> None:
+        """Read those again for whom there is room."""
+
+
 class Meter:
     """Counts messages and bytes of each read; whoever is over its rate is not read for the time owed."""
 
     def __init__(
-        self, counters: Counters, now: Callable[[], float], messages_per_s: float, bytes_per_s: float
+        self,
+        counters: Counters,
+        now: Callable[[], float],
+        messages_per_s: float,
+        bytes_per_s: float,
+        quotas: SharedRates,
     ) -> None:
+        self._quotas = quotas
         self._counters = counters
         self._now = now
         self._rates = messages_per_s, bytes_per_s
@@ -68,13 +100,18 @@ class Meter:
         """A read of so many bytes brought these events; whether they are to be handled."""
         if self.noise is not None:
             self.noise[connection] = self.noise.get(connection, 0) + size_bytes
-        if not self.has_rates or connection.session.state == CLOSED:
+        has_quotas = self._quotas.has_rates
+        if not (self.has_rates or has_quotas) or connection.session.state == CLOSED:
             return True
         messages = 0
         for event in events:
             if type(event) is PublishRun:
                 messages += len(event.messages)
         now = self._now()
+        if has_quotas and messages:
+            self._quotas.took(connection, messages, size_bytes, now)
+        if not self.has_rates:
+            return True
         pace = self._paces.get(connection)
         if pace is None:
             if not messages:
@@ -108,23 +145,32 @@ class Meter:
 
 
 class Metering:
-    """Has a `meter` while clients have rates to keep, or somebody listens to who is loudest; else None."""
+    """Has a `meter` while clients have rates to keep, or somebody listens to who is loudest; else None.
+
+    `quotas` are rates that clients share.
+    """
 
     def __init__(
-        self, counters: Counters, now: Callable[[], float], messages_per_s: float, bytes_per_s: float
+        self,
+        counters: Counters,
+        now: Callable[[], float],
+        messages_per_s: float,
+        bytes_per_s: float,
+        quotas: SharedRates,
     ) -> None:
         self._counters = counters
         self._now = now
-        has_rates = bool(messages_per_s or bytes_per_s)
-        self.meter = Meter(counters, now, messages_per_s, bytes_per_s) if has_rates else None
+        self._quotas = quotas
+        self.meter: Meter | None = None
+        self.reconfigure(messages_per_s, bytes_per_s)
 
     def reconfigure(self, messages_per_s: float, bytes_per_s: float) -> None:
         """Take other rates: who waits for the old ones is read again, and everybody begins anew."""
         before = self.meter
         noise = None if before is None else before.noise
         self.meter = None
-        if messages_per_s or bytes_per_s or noise is not None:
-            self.meter = Meter(self._counters, self._now, messages_per_s, bytes_per_s)
+        if messages_per_s or bytes_per_s or noise is not None or self._quotas.has_rates:
+            self.meter = self._made(messages_per_s, bytes_per_s)
             self.meter.noise = noise
         if before is not None:
             before.tick(float("inf"))
@@ -132,13 +178,33 @@ class Metering:
     def listen_for_noise(self, is_wanted: bool) -> None:
         """Measure what each client sends, or not any more."""
         if is_wanted and self.meter is None:
-            self.meter = Meter(self._counters, self._now, 0, 0)
+            self.meter = self._made(0, 0)
         if self.meter is not None:
             self.meter.noise = {} if is_wanted else None
-            if not is_wanted and not self.meter.has_rates:
-                self.meter = None
+            self._drop_idle()
+
+    def forget(self, connection: MeteredConnection) -> None:
+        """A connection is gone."""
+        if self.meter is not None:
+            self.meter.forget(connection)
+        self._quotas.forget(connection)
 
     def tick(self, now: float) -> None:
         """Read those again that have waited long enough, if there are any."""
+        self._quotas.tick(now)
+        if self._quotas.has_rates:
+            if self.meter is None:
+                self.meter = self._made(0, 0)
+        elif self.meter is not None:
+            self._drop_idle()
         if self.meter is not None:
             self.meter.tick(now)
+
+    def _made(self, messages_per_s: float, bytes_per_s: float) -> Meter:
+        return Meter(self._counters, self._now, messages_per_s, bytes_per_s, self._quotas)
+
+    def _drop_idle(self) -> None:
+        """Have no meter any more if it measures for nobody."""
+        meter = self.meter
+        if meter is not None and not meter.has_rates and meter.noise is None and not self._quotas.has_rates:
+            self.meter = None

@@ -102,8 +102,7 @@ class ConnectionDepartures(Departures):
         self._stragglers.forget(connection)
         self._gate.closed(connection)
         self._overload.forget(connection)
-        if self._metering.meter is not None:
-            self._metering.meter.forget(connection)
+        self._metering.forget(connection)
         for link in self._links.values():
             link.held.pop(connection, None)
         self._wheel.remove(connection.session)

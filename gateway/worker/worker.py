@@ -20,6 +20,7 @@ from gateway.persistent.rows import SessionWriter
 from gateway.persistent.sessions import PersistentSessions
 from gateway.persistent.wills import WillPublisher
 from gateway.protect.fleet_bans import FlappingBans, FleetBans
+from gateway.protect.fleet_quotas import FleetQuotas
 from gateway.protect.gate import AdmissionGate
 from gateway.protect.metering import Metering
 from gateway.protect.overload import OverloadWatch
@@ -68,8 +69,10 @@ class Worker:
         )
 
         # Who may come in, and what is said of it
+        fleet_quotas = FleetQuotas(counters)
+        fleet_quotas.follow(self.routes)
         metering = self.metering = Metering(
-            counters, now, section.publish_rate_max, section.publish_bytes_rate_max
+            counters, now, section.publish_rate_max, section.publish_bytes_rate_max, fleet_quotas
         )
         count = section.worker_count(os.cpu_count() or 1)
         overload = self.overload = OverloadWatch(section, count, index, links, counters, metering)

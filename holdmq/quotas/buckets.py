@@ -35,9 +35,15 @@ class Bucket:
         """What is there, in seconds of the rate; below 0 = a debt."""
         return self._filled(now) / self.rate
 
+    def empty_until(self, then: float) -> None:
+        """Have nothing to give until `then`, and fill from then on; a debt stays."""
+        self._level = min(self._level, 0.0)
+        self._at = max(self._at, then)
+
     def _filled(self, now: float) -> float:
-        self._level = min(self._burst, self._level + max(0.0, now - self._at) * self.rate)
-        self._at = now
+        if now > self._at:
+            self._level = min(self._burst, self._level + (now - self._at) * self.rate)
+            self._at = now
         return self._level
 
 
@@ -62,6 +68,12 @@ class Pace:
     def owed_s(self, now: float) -> float:
         """The seconds until what was taken is paid, 0 = nothing is owed."""
         return self.take(0, 0, now)
+
+    def empty_until(self, then: float) -> None:
+        """Have nothing to give until `then`, and fill from then on; a debt stays."""
+        for bucket in (self._messages, self._bytes):
+            if bucket is not None:
+                bucket.empty_until(then)
 
     def left_s(self, now: float) -> float:
         """For how many seconds' worth there is room, by the scarcer of both; below 0 = a debt."""

@@ -33,8 +33,15 @@ class Throttle(Generic[W]):
 
     def took(self, messages: float, size_bytes: float, now: float) -> bool:
         """Count what came; whether who sent it has to wait."""
-        self._mean_s += (self._pace.cost_s(messages, size_bytes) - self._mean_s) * _MEAN_WEIGHT
+        cost_s = self._pace.cost_s(messages, size_bytes)
+        self._mean_s += (cost_s - self._mean_s) * _MEAN_WEIGHT if self._mean_s else cost_s
         return self._pace.take(messages, size_bytes, now) > 0 or now < self.held_until
+
+    def hold(self, until: float) -> None:
+        """Let nobody on before `until`; nothing is saved up meanwhile, or all workers would spend it at once."""
+        if until > self.held_until:
+            self.held_until = until
+            self._pace.empty_until(until)
 
     def is_in_debt(self, now: float) -> bool:
         """Whether nobody may send now."""
@@ -105,7 +112,7 @@ class Throttles(Generic[W]):
         """Let nobody of a principal on for so long."""
         throttle = self.of(principal, now)
         if throttle is not None:
-            throttle.held_until = max(throttle.held_until, now + for_s)
+            throttle.hold(now + for_s)
 
     def wait(self, one: W, throttle: Throttle[W]) -> None:
         """Have one wait at a throttle, behind those who do already; it waits at one only."""

@@ -195,6 +195,10 @@ class MqttClient:
         """Cut the connection."""
         self._socket.close()
 
+    def interrupt(self) -> None:
+        """Cut the connection, and whoever waits in another thread for the other side to read."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
     @classmethod
     def close_all(cls) -> None:
         """Cut every connection of the test."""

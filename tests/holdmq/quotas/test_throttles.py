@@ -105,3 +105,14 @@ def test_a_clock_that_jumps_ahead_gives_a_burst_and_no_more() -> None:
     assert throttles.let_on(1e9) == ["a"]
     assert not send(throttles, "a", 10, 1e9)
     assert send(throttles, "a", 1, 1e9)
+
+
+def test_nothing_is_saved_up_while_a_broker_holds() -> None:
+    throttles = made(100.0)
+    throttles.hold("user:ada", 5.0, 0.0)
+    throttles.hold("user:ada", 1.0, 0.0)
+    assert send(throttles, "a", 1, 0.0)
+    assert not throttles.let_on(4.9)
+    assert throttles.let_on(5.1) == ["a"]
+    assert not send(throttles, "a", 8, 5.1)
+    assert send(throttles, "a", 20, 5.1), "a second's worth was not there"
