@@ -269,7 +269,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
     def pause_for_quota(self) -> None:
         """Do not read: the quota of its user is used up. From now on it is read in small portions.
 
-        What is read is taken: of a thousand clients that are let on with 64 KiB each a rate could not be kept.
+        What is read is taken: with 64 KiB of each of a thousand clients a rate could not be kept.
         """
         if self.transport is not None:
             self.transport.read_at_most(PACED_READ_BYTES)

@@ -1,16 +1,17 @@
 """Quotas that hold in the whole cluster, as brokers have them: followed, kept for who publishes here.
 
-A worker counts what clients of a principal (a user, a tenant) send against the principal's whole rate, and stops reading
-those of one that has used it up. What it has counted it tells all brokers a few times a second: they know what
-other workers and producers have sent, and say for how long nobody of a principal may be read.
+A worker counts what clients of a principal (a user, a tenant) send against the principal's whole rate, and
+stops reading those of one that has used it up. What it has counted it tells all brokers a few times a second:
+they know what other workers and producers have sent, and say for how long nobody of a principal may be read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gateway.ground.counters import Counters
+from gateway.protect.metering import MeteredConnection
 from gateway.session.session import Session
 from holdmq.errors import HoldMQError
 from holdmq.names.tenants import split_mount
@@ -51,26 +52,6 @@ EXPIRE_S: Final = 10.0
 log = telemetry.get_logger()
 
 
-class PacedConnection(Protocol):
-    """A connection that waits while its user's rate is used up."""
-
-    def __hash__(self) -> int:
-        """Connections are told apart as objects."""
-
-    @property
-    def session(self) -> Session:
-        """The session that it carries."""
-
-    def pause_for_quota(self) -> None:
-        """Do not read: the quota of its user is used up."""
-
-    def quota_has_room(self) -> None:
-        """Read again: what its user may send has come back."""
-
-    def quota_is_other(self) -> None:
-        """Read again as if nothing had been: its user may send another amount now."""
-
-
 class FleetQuotas:
     """The quotas of all brokers; call `follow` before the routes are started, then `tick` with the time."""
 
@@ -79,7 +60,7 @@ class FleetQuotas:
         """Whether anybody has a rate to keep."""
         self._counters = counters
         self._book = QuotaBook()
-        self._throttles: Throttles[PacedConnection] = Throttles(self._rates_of)
+        self._throttles: Throttles[MeteredConnection] = Throttles(self._rates_of)
         self._spent: dict[str, list[int]] = {}
         """Messages and bytes by principal that brokers have not been told of."""
         self._rows: dict[str, dict[str, QuotaRow]] = {}
@@ -101,7 +82,7 @@ class FleetQuotas:
 
     # Clients
 
-    def took(self, connection: PacedConnection, messages: int, size_bytes: int, now: float) -> None:
+    def took(self, connection: MeteredConnection, messages: int, size_bytes: int, now: float) -> None:
         """Count what a client has published; its socket is not read while a quota of it is used up."""
         for principal in _principals_of(connection.session):
             throttle = self._throttles.of(principal, now)
@@ -113,7 +94,7 @@ class FleetQuotas:
                 self._counters.quota_paused_total += 1
                 connection.pause_for_quota()
 
-    def forget(self, connection: PacedConnection) -> None:
+    def forget(self, connection: MeteredConnection) -> None:
         """A connection is gone."""
         self._throttles.forget(connection)
 

@@ -23,6 +23,9 @@ OWED_MAX_S: Final = 10.0
 class MeteredConnection(Protocol):
     """A connection whose reads are measured, and which may be asked to wait."""
 
+    def __hash__(self) -> int:
+        """Connections are told apart as objects."""
+
     @property
     def session(self) -> Session:
         """The session that it carries."""

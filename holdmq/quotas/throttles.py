@@ -38,7 +38,7 @@ class Throttle(Generic[W]):
         return self._pace.take(messages, size_bytes, now) > 0 or now < self.held_until
 
     def hold(self, until: float) -> None:
-        """Let nobody on before `until`; nothing is saved up meanwhile, or all workers would spend it at once."""
+        """Let nobody on before `until`; nothing is saved up meanwhile: all workers would spend it at once."""
         if until > self.held_until:
             self.held_until = until
             self._pace.empty_until(until)
