@@ -29,6 +29,7 @@ from broker.gateways.requests import GatewayRequests
 from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
+from broker.joining.keeping import Keeping
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics, TrafficSource
@@ -212,6 +213,15 @@ class Broker:
         self.bans = BanTable(store, topics, connections, settings.bans_max, clock_ms)
         self.tables = TableRequests(store, table, self.statistics, record_max_bytes)
 
+        self.keeping = Keeping(
+            identity.name,
+            store,
+            table,
+            lambda: len(self.sessions.core),
+            [self.sessions, self.retained],
+            state_file("joining.json"),
+        )
+
         self.backlogs = Backlogs(store, self.groups, self.shared)
         self.statistics_calls = StatisticsRequests(self.statistics, self.backlogs, table, busy_segments)
         self.alarms = AlarmWatch(
@@ -247,6 +257,7 @@ class Broker:
             Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
             GatewayRequests(connections), FirstGroups(topics, self._progress), self.bans, self.quotas,
+            self.keeping,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}
@@ -299,6 +310,7 @@ class Broker:
             self.share.load(accept_backup)
         self.dead_letters.load(self._dead_letters_file, accept_backup)
         self.producers.load()
+        self.keeping.load(accept_backup)
 
     def start(self) -> None:
         """Begin what happens by itself: deletions go on, files are saved, deadlines run."""
@@ -307,14 +319,21 @@ class Broker:
         self.moves.start()
         self.statistics_calls.start()
         self.alarms.start()
-        self.sessions.start()
-        self.retained.start()
         self.bans.start()
         self.quotas.start()
         self.groups.start()
         self.shared.start()
         if self.share is not None:
             self.share.start()
+
+    def start_tables(self, is_keeper: bool) -> None:
+        """Serve sessions and retained messages as a keeper of them, or without any. Once, behind `start`."""
+        self.keeping.begin(is_keeper)
+
+    async def tables_opened(self) -> None:
+        """Wait until they can be used."""
+        await self.sessions.opened.wait()
+        await self.retained.opened.wait()
 
     async def settle(self) -> None:
         """Make durable what only memory has and a clean end must not lose; raises HoldMQError."""
@@ -336,6 +355,7 @@ class Broker:
         self.topics.close()
         self.dead_letters.close()
         self.alarms.close()
+        self.keeping.close()
 
     def numbers(self) -> dict[str, int | float]:
         """The broker's gauges and counters by metric name (without `holdmq_broker_`)."""

@@ -20,6 +20,8 @@ from broker.app.engine import StorageEngine, engine_of
 from broker.app.reconfiguring import ROOMS, BrokerAdjustment
 from broker.app.registration import Registration
 from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
+from broker.joining.cluster import ClusterInquiry
+from broker.joining.joining import Joining
 from broker.readers.readers import TopicReaders
 from broker.reading.core.far_reads import FarReads, NextReads, ReadCounts
 from broker.topics.core.table import TopicTable
@@ -214,16 +216,22 @@ class Lives:
         config, lost = life.config, life.lost
         settings = config.broker
         broker.start()
+        if broker.keeping.has_tables:
+            broker.start_tables(True)
         with contextlib.suppress(TimeoutError):  # a disk that is full now may not be later
             # Who gets the first route gets those of sessions and retained messages, too.
             async with asyncio.timeout(TABLES_OPEN_S):
-                await broker.sessions.opened.wait()
-                await broker.retained.opened.wait()
+                if broker.keeping.has_tables:
+                    await broker.tables_opened()
                 await broker.bans.table.opened.wait()
                 await broker.quotas.table.opened.wait()
         await broker.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{life.advertised_host or settings.bind}:{broker.rpc.port}"
         table = broker.topics.table
+        security = Security.of(config)
+        joining = Joining(
+            ClusterInquiry(config.registries(), config.cluster.name, settings.name, security), broker.keeping
+        )
         registration = Registration(
             config.registries(),
             settings.name,
@@ -238,7 +246,7 @@ class Lives:
                 life.epoch,
             ),
             broker.quotas.shared_by,
-            Security.of(config),
+            security,
         )
         broker.topics.table_changed.subscribe(registration.changed)
         self._living[broker] = registration
@@ -246,7 +254,6 @@ class Lives:
             # Made from the configuration of the process's start, which has changed since.
             for row in ROOMS:
                 row.room(self._in_force, broker, registration)
-        registration.start()
         checks = (broker.store.state, registration.state)
         for check in checks:
             self._service.ready(check)
@@ -263,6 +270,12 @@ class Lives:
         tasks = [
             loop.create_task(_expire(broker), name="expire"),
             loop.create_task(_collect(broker), name="garbage"),
+            loop.create_task(
+                joining.run(
+                    broker.tables_opened, registration.start, life.epoch > 0 and broker.keeping.has_tables
+                ),
+                name="joining",
+            ),
         ]
         end = loop.create_task(life.ending.wait(), name="ending")
         await asyncio.wait((end, lost), return_when=asyncio.FIRST_COMPLETED)

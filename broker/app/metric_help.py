@@ -28,6 +28,7 @@ BROKER: Final = {
     "read_late_messages_total": "Messages of topics that had been paused, given to followers afterwards.",
     "read_messages_total": "Messages given to followers.",
     "read_bytes_total": "Bytes given to followers.",
+    "is_keeper": "Whether it keeps sessions and retained messages.",
     "topics": "Topics.",
     "topics_paused": "Topics that are paused.",
     "topic_changes_waiting": "Changes of topics that wait for their file.",

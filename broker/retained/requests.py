@@ -116,6 +116,7 @@ class Retained(RequestFamily):
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
+        self._is_keeper = False
         self._starting: asyncio.TimerHandle | None = None
         self._changed_to = store.confirmed_position
         """Behind the last confirmed put: what reads wait for."""
@@ -137,8 +138,15 @@ class Retained(RequestFamily):
             RequestCode.RETAINED_GET: self.get,
         }
 
-    def start(self) -> None:
-        """Have the table, and begin to look for what has expired."""
+    def start(self, is_keeper: bool) -> None:
+        """Have the table, and begin to look for what has expired.
+
+        A broker that is no keeper has no table, and takes no message: it answers as one without any.
+        """
+        self._is_keeper = is_keeper
+        if not is_keeper:
+            self.opened.set()
+            return
         self._topics.require(RETAINED_TOPIC, RETAINED_QUEUES, self._have_table, is_table=True)
 
     def _have_table(self, error: HoldMQError | None) -> None:
@@ -146,7 +154,7 @@ class Retained(RequestFamily):
             return
         if error is not None:
             log.error("the table of retained messages cannot be made; trying again", reason=str(error))
-            self._starting = self._loop.call_later(RETRY_S, self.start)
+            self._starting = self._loop.call_later(RETRY_S, self.start, True)
             return
         self.opened.set()
         self.expiry.start()
@@ -202,6 +210,12 @@ class Retained(RequestFamily):
             raise BusyError("retained messages wait for the disk", RETRY_AFTER_MS)
         puts = self._read_puts(wanted, request.body)
         request.let_go()
+        if not self._is_keeper:
+            if any(put.value is not None for put in puts):
+                raise BusyError("this broker keeps no retained messages: refresh the route", RETRY_AFTER_MS)
+            # Whoever clears a topic asks every broker; here it never had a message.
+            request.reply(RetainedPutResponse([0] * len(puts)))
+            return
 
         def told(error: StorageError | None, codes: list[int]) -> None:
             if error is not None:

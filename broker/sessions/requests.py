@@ -117,6 +117,7 @@ class SessionTable(RequestFamily):
         self._loop = asyncio.get_running_loop()
         self._told: dict[Opening[Connection], Callable[[Opening[Connection]], None]] = {}
         self._is_ready = False
+        self._is_keeper = False
         self.opened = asyncio.Event()
         """Set when the table is there."""
         self._is_closed = False
@@ -136,8 +137,15 @@ class SessionTable(RequestFamily):
             **self.queries.routes(),
         }
 
-    def start(self) -> None:
-        """Have the table, and begin to look for what has expired."""
+    def start(self, is_keeper: bool) -> None:
+        """Have the table, and begin to look for what has expired.
+
+        A broker that is no keeper has no table, and takes no session: it answers as one without any.
+        """
+        self._is_keeper = is_keeper
+        if not is_keeper:
+            self._have_table(None)
+            return
         self._topics.require(SESSION_TOPIC, SESSION_QUEUES, self._have_table, is_table=True)
 
     def _have_table(self, error: HoldMQError | None) -> None:
@@ -145,7 +153,7 @@ class SessionTable(RequestFamily):
             return
         if error is not None:
             log.error("the table of sessions cannot be made; trying again", reason=str(error))
-            self._after("start", RETRY_S, self.start)
+            self._after("start", RETRY_S, self.start, self._is_keeper)
             return
         self.wills.recover(self._have_wills)
 
@@ -154,7 +162,7 @@ class SessionTable(RequestFamily):
             return
         if error is not None:
             log.error("the wills of before cannot be read; trying again", reason=str(error))
-            self._after("start", RETRY_S, self.start)
+            self._after("start", RETRY_S, self.start, self._is_keeper)
             return
         self._is_ready = True
         self.opened.set()
@@ -238,6 +246,8 @@ class SessionTable(RequestFamily):
     def open(self, request: Request) -> None:
         """SESSION_OPEN: answered when every session of it is decided."""
         self._check_ready()
+        if not self._is_keeper:
+            raise BusyError("this broker keeps no sessions: refresh the route", 100)
         wanted = rows(SessionOpening, request.header(SessionOpenRequest).sessions)
         if not 0 < len(wanted) <= OPENINGS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {OPENINGS_MAX} sessions in one SESSION_OPEN")

@@ -99,10 +99,12 @@ class Table(ClusterCalls):
     async def create(self, queues: int = 0) -> None:
         """Create the table on every live broker (`queues` at each, 0 = the broker's default).
 
-        Creating it again with the same settings changes nothing. Its keys are spread over the brokers that
-        have it: one that gets it later takes keys over without their rows.
+        Creating it again with the same settings changes nothing: it stays at the brokers that have it, as its
+        keys are spread over them, and one more would take keys over without their rows.
         """
         brokers = await self._live_brokers()
+        have_it = set(await self.brokers(True))
+        brokers = [broker for broker in brokers if broker in have_it or not have_it]
         # Ordered: registries then remember its brokers, and no key goes elsewhere while one is away.
         request = TopicCreateRequest(self.name, queues, kind=KIND_TABLE, order=True)
         await asyncio.gather(*(self.call(RequestCode.TOPIC_CREATE, broker, request) for broker in brokers))

@@ -6,7 +6,8 @@ Every order may be repeated: what is so already stays so, and the others follow.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import ClusterCalls, known
 from holdmq.client.names import check_topic
@@ -43,6 +44,7 @@ DELETE_TIMEOUT_S = 60.0
 READERS_ROWS = 1_000
 """Readers of a topic that are asked for: what a person looks through."""
 
+KIND_TABLE: Final = "table"
 GROW = "grow"
 """The step of a resize that is taken at once."""
 
@@ -85,8 +87,9 @@ class TopicCalls(ClusterCalls):
 
         `kind`: log, table or temporary (a name that ends in #tmp is temporary). `retention_ms` 0 = as long as
         the log. `first_group`: own, or beginning: the first group that ever reads it begins with what is
-        there, unless its consumers say where. Creating it again with the same settings changes nothing.
-        Raises UsageError for a bad name, RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
+        there, unless its consumers say where. Creating it again with the same settings changes nothing; a
+        table stays at the brokers that have it, as its keys are spread over them. Raises UsageError for a bad
+        name, RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
         """
         check_topic(topic)
         request = TopicCreateRequest(
@@ -99,7 +102,16 @@ class TopicCalls(ClusterCalls):
             retention_ms=retention_ms,
             first_group=first_group,
         )
-        return await self._order(RequestCode.TOPIC_CREATE, request)
+        if kind != KIND_TABLE:
+            return await self._order(RequestCode.TOPIC_CREATE, request)
+        self.routes.follow([topic])
+        brokers = await self._live_brokers()
+        route = self.routes.get(topic)
+        # Of those that are away, too: their keys are nobody else's.
+        keepers = set() if route is None else {queue.broker for queue in route.write_queues}
+        asked = [broker for broker in brokers if broker in keepers or not keepers]
+        answers = await self._ask_each(RequestCode.TOPIC_CREATE, dict.fromkeys(asked, request))
+        return _rows_of(answers)
 
     async def update_topic(
         self,
@@ -199,9 +211,12 @@ class TopicCalls(ClusterCalls):
 
     async def _order(self, code: RequestCode, request: Header) -> dict[str, TopicRow]:
         is_long = code in (RequestCode.TOPIC_DELETE, RequestCode.QUEUES_REMOVE)
-        answers = await self._ask_all(code, request, DELETE_TIMEOUT_S if is_long else None)
-        return {
-            broker: row
-            for broker, reply in known(answers, (Code.TOPIC_UNKNOWN,)).items()
-            for row in rows(TopicRow, reply.header(TopicCreateResponse).topics)
-        }
+        return _rows_of(await self._ask_all(code, request, DELETE_TIMEOUT_S if is_long else None))
+
+
+def _rows_of(answers: Mapping[str, Reply | HoldMQError]) -> dict[str, TopicRow]:
+    return {
+        broker: row
+        for broker, reply in known(answers, (Code.TOPIC_UNKNOWN,)).items()
+        for row in rows(TopicRow, reply.header(TopicCreateResponse).topics)
+    }

@@ -127,6 +127,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.CLUSTER_GET: _ANYONE,
     RequestCode.ORDER_GET: _ANYONE,
     RequestCode.ORDER_SET: _ADMIN,
+    RequestCode.KEPT_COUNTS: _BROKER,
     RequestCode.GROUP_JOIN: _consumes("subscriptions", "group"),
     RequestCode.GROUP_LEAVE: _GROUP,
     RequestCode.GROUP_CHANGED: _PUSH,

@@ -51,6 +51,7 @@ class RequestCode(IntEnum):
     CLUSTER_GET = 63
     ORDER_GET = 64
     ORDER_SET = 65
+    KEPT_COUNTS = 66
 
     GROUP_JOIN = 70
     GROUP_LEAVE = 71

@@ -223,6 +223,7 @@ async def _serve(
     )
     await asyncio.to_thread(broker.load)
     broker.start()
+    broker.start_tables(True)
     await broker.rpc.listen("127.0.0.1", 0)
     return Stack(broker, store, Client(f"127.0.0.1:{broker.rpc.port}", "client", "test"))
 

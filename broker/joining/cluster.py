@@ -1,0 +1,106 @@
+"""The cluster as its registries know it, asked once: which brokers there are, and who keeps the tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Final, NamedTuple
+
+from broker.joining.core.keeping import Keepers, KeptCounts
+from holdmq.errors import HoldMQError
+from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Reply
+from holdmq.rpc.security import Security
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import BrokerRow, Empty, RouteGetRequest, RouteGetResponse, RouteRow
+from holdmq.wire.joining_headers import KeptCountsResponse
+from holdmq.wire.retained_headers import RETAINED_TOPIC
+from holdmq.wire.session_headers import SESSION_TOPIC
+
+ASK_S: Final = 2.0
+"""How long one registry or broker may take, a connection included: it answers from memory."""
+ASKED_MAX: Final = 16
+"""Brokers that are asked at the same time."""
+KEPT_TABLES: Final = [SESSION_TOPIC, RETAINED_TOPIC]
+
+
+class ClusterFound(NamedTuple):
+    """What registries say: addresses of the cluster's other live brokers by name, and the keepers."""
+
+    others: dict[str, str]
+    keepers: frozenset[str]
+
+
+class ClusterInquiry:
+    """Asks for the cluster of the broker `name`, over connections that end with the question."""
+
+    def __init__(self, registries: Sequence[str], cluster: str, name: str, security: Security | None) -> None:
+        self._registries = list(registries)
+        self._cluster = cluster
+        self._name = name
+        self._security = security
+        self._at_once = asyncio.Semaphore(ASKED_MAX)
+
+    async def look(self, patience_s: float) -> ClusterFound | None:
+        """What all registries say together that answer within `patience_s` of the first; None = none does."""
+        found = await self._ask_registries(patience_s)
+        if not found:
+            return None
+        brokers = [row for each in found for row in rows(BrokerRow, each.brokers)]
+        routes = [row for each in found for row in rows(RouteRow, each.routes)]
+        # The highest epoch leads; of a name without epochs the lowest id does.
+        brokers.sort(key=lambda row: (row.epoch, -row.broker_id))
+        others = {
+            row.broker: row.address
+            for row in brokers
+            if row.cluster == self._cluster and row.broker != self._name
+        }
+        return ClusterFound(others, frozenset(row.broker for row in routes if row.write_queues))
+
+    async def _ask_registries(self, patience_s: float) -> list[RouteGetResponse]:
+        asked = RouteGetRequest(list(KEPT_TABLES))
+        found: list[RouteGetResponse] = []
+        tasks = [
+            asyncio.create_task(self.ask(each, RequestCode.ROUTE_GET, asked)) for each in self._registries
+        ]
+        try:
+            async with asyncio.timeout(None) as limit:
+                for ended in asyncio.as_completed(tasks):
+                    answer = await ended
+                    if isinstance(answer, Reply):
+                        if not found:
+                            limit.reschedule(asyncio.get_running_loop().time() + patience_s)
+                        found.append(answer.header(RouteGetResponse))
+        except TimeoutError:
+            pass  # those that answered are enough
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return found
+
+    async def keepers(self, found: ClusterFound) -> Keepers:
+        """What the keepers have that live."""
+        asked = [name for name in found.keepers if name in found.others]
+        answers = await asyncio.gather(
+            *(self.ask(found.others[name], RequestCode.KEPT_COUNTS, Empty()) for name in asked)
+        )
+        counts: dict[str, KeptCounts | None] = {}
+        for name, answer in zip(asked, answers, strict=True):
+            counts[name] = None
+            if isinstance(answer, Reply):
+                kept = answer.header(KeptCountsResponse)
+                counts[name] = KeptCounts(kept.sessions, kept.retained)
+        return Keepers(found.keepers, counts)
+
+    async def ask(self, address: str, code: RequestCode, header: Header) -> Reply | HoldMQError:
+        """The answer of one process, or why there is none."""
+        client = Client(address, "broker", self._name, security=self._security)
+        async with self._at_once, AsyncExitStack() as ending:
+            ending.push_async_callback(client.close)
+            try:
+                return await client.call(code, header, ASK_S)
+            except HoldMQError as error:
+                return error

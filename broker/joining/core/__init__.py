@@ -1,0 +1,1 @@
+"""Pure parts of broker.joining: no asyncio, socket, file or clock; time is an argument."""
