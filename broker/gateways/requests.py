@@ -1,4 +1,4 @@
-"""CLIENT_LIST, CLIENT_KICK, FLAPPING_LIST: sent on to the gateway workers here, their answers put together.
+"""What is asked of gateways: sent on to the gateway workers here, their answers put together.
 
 Each worker gives the first rows of its own, so that what is in memory here is a page of each of a few
 workers. A worker that does not answer in time is named, and the others are answered for.
@@ -15,6 +15,13 @@ from holdmq.errors import BusyError, HoldMQError
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.ban_headers import LIST_MAX, FlappingListRequest, FlappingListResponse, FlappingRow
+from holdmq.wire.busiest_headers import (
+    BusiestClientRow,
+    ClientBusiestRequest,
+    ClientBusiestResponse,
+    check_busiest,
+    merged_busiest,
+)
 from holdmq.wire.client_headers import (
     ROWS_MAX,
     ClientKickRequest,
@@ -53,6 +60,7 @@ class GatewayRequests(RequestFamily):
             RequestCode.CLIENT_LIST: self.list_,
             RequestCode.CLIENT_KICK: self.kick,
             RequestCode.FLAPPING_LIST: self.flapping,
+            RequestCode.CLIENT_BUSIEST: self.busiest,
         }
 
     def closed(self, connection: Connection) -> None:
@@ -119,6 +127,23 @@ class GatewayRequests(RequestFamily):
 
         def done(workers: list[str], silent: list[str]) -> None:
             request.reply(FlappingListResponse(list(found.values()), workers, silent))
+
+        self._ask(request, header, header.besides, took, done)
+
+    def busiest(self, request: Request) -> None:
+        """Answer CLIENT_BUSIEST with what the workers here count, added up by names."""
+        header = request.header(ClientBusiestRequest)
+        check_busiest(header.by, header.sort)
+        found: list[BusiestClientRow] = []
+
+        def took(reply: Reply) -> list[str]:
+            nonlocal found
+            answer = reply.header(ClientBusiestResponse)
+            found = merged_busiest([*found, *rows(BusiestClientRow, answer.found)], header.sort)
+            return answer.workers
+
+        def done(workers: list[str], silent: list[str]) -> None:
+            request.reply(ClientBusiestResponse(found, workers, silent))
 
         self._ask(request, header, header.besides, took, done)
 

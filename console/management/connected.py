@@ -95,6 +95,33 @@ class ClientDetail(ConnectedClient):
     filters: list[GrantedFilter]
 
 
+class BusiestQuery(InputModel):
+    """Users or clients, and by what they are the busiest."""
+
+    by: Literal["user", "client"] = "user"
+    sort: Literal["messages_in", "messages_out", "bytes_in", "bytes_out"] = "messages_in"
+    limit: int = Field(20, ge=1, le=1000)
+
+
+class BusyClient(Answer):
+    """What a user's or a client's connections carried since their gateway workers were started; up to `error`
+    of the messages may be others'."""
+
+    name: str
+    connections: int
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
+    error: int
+
+
+class BusiestAnswer(Noticed):
+    """Users or clients that carried most, the most first."""
+
+    busiest: list[BusyClient]
+
+
 class KickWishes(ClientWishes):
     """Whom to disconnect; at least one field says it, `client` "*" means everybody.
 
@@ -120,6 +147,12 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
         page = await connected.page(query.selection(), sort=query.sort, after=query.after, count=query.limit)
         rows = [ConnectedClient(**_shown(row)) for row in page.clients]
         return _noticed(ClientListAnswer(clients=rows, total=page.total, next=page.next_after), page.silent)
+
+    async def list_busiest(call: Call) -> Result:
+        query: BusiestQuery = call.query
+        found = await connected.busiest(query.by, sort=query.sort, count=query.limit)
+        rows = [BusyClient(**row._asdict()) for row in found.rows]
+        return _noticed(BusiestAnswer(busiest=rows), found.silent)
 
     async def show(call: Call) -> Result:
         client_id = call.path("client_id")
@@ -150,6 +183,8 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
     return [
         Endpoint("GET", "clients", Rank.VIEWER, list_, "MQTT clients that are connected.", ClientListAnswer,
                  ClientsQuery),
+        Endpoint("GET", "clients-busiest", Rank.VIEWER, list_busiest, "MQTT users or clients that sent and "
+                 "got most.", BusiestAnswer, BusiestQuery),
         Endpoint("POST", "clients/kick", Rank.OPERATOR, kick, "Disconnect the clients of a selection, or "
                  "count them.", KickAnswer, body=KickWishes),
         Endpoint("POST", f"{one}/disconnect", Rank.OPERATOR, disconnect, "Disconnect a client by its "

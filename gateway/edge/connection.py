@@ -125,7 +125,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         return shared.ingress.publish_like_last(session, data, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shared.connection_log.losing(self)
+        self._shared.departures.losing(self)
         events = self.session.connection_lost()
         self.transport = None
         if self.waiting is None or is_binding(self.session.cursor):

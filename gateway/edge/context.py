@@ -11,7 +11,6 @@ from gateway.deliver.shares import Shares
 from gateway.deliver.subscriptions import Subscriptions
 from gateway.edge.prerequisites import Prerequisites
 from gateway.edge.stragglers import Stragglers
-from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
 from gateway.protect.gate import AdmissionGate
 from gateway.protect.metering import Metering
@@ -47,6 +46,9 @@ class Departures(Protocol):
 
     __slots__ = ()
 
+    def losing(self, connection: ClientConnection) -> None:
+        """The socket is about to go: what it carried cannot be asked for later."""
+
     def session_closed(self, connection: ClientConnection, event: Closed) -> None:
         """A session ended: its filters go, its will is published, its socket closes."""
 
@@ -60,7 +62,6 @@ class ConnectionContext:
     __slots__ = (
         "access",
         "arrivals",
-        "connection_log",
         "counters",
         "departures",
         "gate",
@@ -93,7 +94,6 @@ class ConnectionContext:
         past: PastDelivery,
         shares: Shares,
         stragglers: Stragglers,
-        connection_log: ConnectionLog,
         tracing: Tracing,
     ) -> None:
         self.sessions = sessions
@@ -111,5 +111,4 @@ class ConnectionContext:
         self.past = past
         self.shares = shares
         self.stragglers = stragglers
-        self.connection_log = connection_log
         self.tracing = tracing

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.deliver.past_delivery import PastDelivery
     from gateway.deliver.subscriptions import Subscriptions
     from gateway.edge.stragglers import Stragglers
+    from gateway.observe.busiest import BusiestClients
     from gateway.observe.connection_log import ConnectionLog
     from gateway.observe.tracing import Tracing
     from gateway.persistent.sessions import PersistentSessions
@@ -48,6 +49,7 @@ class ConnectionDepartures(Departures):
         stragglers: Stragglers,
         connection_log: ConnectionLog,
         tracing: Tracing,
+        busiest: BusiestClients,
     ) -> None:
         self._connections = connections
         self._wheel = wheel
@@ -65,6 +67,12 @@ class ConnectionDepartures(Departures):
         self._stragglers = stragglers
         self._connection_log = connection_log
         self._tracing = tracing
+        self._busiest = busiest
+
+    def losing(self, connection: ClientConnection) -> None:
+        """Ask the kernel for what a socket carried, before it is gone."""
+        self._connection_log.losing(connection)
+        self._busiest.losing(connection)
 
     def session_closed(self, connection: ClientConnection, event: Closed) -> None:
         """A session ended: its filters go, its will is published, its socket closes."""
@@ -81,6 +89,7 @@ class ConnectionDepartures(Departures):
         if event.reason:
             connection.listener.refused[event.reason] += 1
         self._connection_log.ended(connection, event, self._now())
+        self._busiest.ended(connection)
         if self._tracing.is_on:
             self._tracing.closed(session, event)
         self._counters.disconnects_total += session.began_at > 0

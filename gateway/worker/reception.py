@@ -18,6 +18,7 @@ from gateway.edge.prerequisites import Prerequisites
 from gateway.edge.sockets import Acceptor, Sockets
 from gateway.edge.stragglers import Stragglers
 from gateway.ground.wheel import Wheel
+from gateway.observe.busiest import BusiestClients
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
 from gateway.persistent.sessions import PersistentSessions
@@ -54,6 +55,7 @@ class Reception:
         deliveries: Deliveries,
         connection_log: ConnectionLog,
         tracing: Tracing,
+        busiest: BusiestClients,
     ) -> None:
         counters = context.counters
         self.connections: set[ClientConnection] = set()
@@ -89,6 +91,7 @@ class Reception:
             self.stragglers,
             connection_log,
             tracing,
+            busiest,
         )
         self._shared = ConnectionContext(
             context,
@@ -105,7 +108,6 @@ class Reception:
             deliveries.past,
             deliveries.shares,
             self.stragglers,
-            connection_log,
             tracing,
         )
 

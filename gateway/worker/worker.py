@@ -11,6 +11,7 @@ from gateway.access.logins import Logins
 from gateway.edge.listeners import CertificateWatch, Listener
 from gateway.edge.prerequisites import Prerequisites
 from gateway.ground.worker_name import worker_name
+from gateway.observe.busiest import BusiestClients
 from gateway.observe.client_list import ClientList
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
@@ -83,6 +84,8 @@ class Worker:
         tracing = self.tracing = Tracing(index, context, clients, counters, now, parent)
         name = worker_name(index)
         ClientList(name, clients, turn, now).answer_in(self.routes.answers)
+        busiest = BusiestClients(name, clients)
+        busiest.answer_in(self.routes.answers)
         FlappingBans(name, gate.bans, now).answer_in(self.routes.answers)
         logins = self.logins = Logins(section, login_failures, counters, now, parent)
         subscriptions = deliveries.subscriptions
@@ -147,6 +150,7 @@ class Worker:
             deliveries,
             connection_log,
             tracing,
+            busiest,
         )
         self.certificates = CertificateWatch(listeners, section.tls_reload_interval_s, index)
 

@@ -1,4 +1,4 @@
-"""``holdmq client list | show | kick``: MQTT clients that are connected, to whichever gateway."""
+"""``holdmq client list | busiest | show | kick``: MQTT clients that are connected, to whichever gateway."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
 from holdmq.service.process import EXIT_FAILED
+from holdmq.wire.busiest_headers import BUSIEST_SORTS
 from holdmq.wire.client_headers import ROWS_MAX, ClientRow, ClientSelection
 from holdmq.wire.client_places import SORTS
 
@@ -115,6 +116,28 @@ def list_(
     if not given.as_json and page.total > len(found):
         say(f"{len(found)} of {page.total} clients; --count shows more")
     _warn(page.silent)
+
+
+@app.add("busiest", example="holdmq client busiest --by user --sort bytes_in")
+def busiest(
+    given: Given,
+    by: Annotated[str, typer.Option("--by", help="user or client.")] = "user",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help=f"{', '.join(BUSIEST_SORTS)}: the most first.")
+    ] = "messages_in",
+    count: Annotated[int, typer.Option("--count", min=1, max=1_000, help="Show at most so many.")] = 20,
+) -> None:
+    """Show the MQTT users or clients that sent and got most, since their gateway workers were started."""
+    found = _run(given.configuration(), lambda clients: clients.busiest(by, sort=sort, count=count))
+    given.table(
+        (by, "connections", "messages in", "out", "bytes in", "out", "not sure"),
+        [row._asdict() for row in found.rows],
+        lambda row: (
+            row["name"] or "(nobody)", row["connections"], row["messages_in"], row["messages_out"],
+            row["bytes_in"], row["bytes_out"], row["error"] or "",
+        ),
+    )  # fmt: skip
+    _warn(found.silent)
 
 
 @app.add("show", example="holdmq client show meter-42 --json")

@@ -7,6 +7,13 @@ from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
 from holdmq.errors import Code, HoldMQError, UsageError, WireError
+from holdmq.wire.busiest_headers import (
+    BusiestClientRow,
+    ClientBusiestRequest,
+    ClientBusiestResponse,
+    check_busiest,
+    merged_busiest,
+)
 from holdmq.wire.client_headers import (
     FILTERS_MAX,
     ROWS_MAX,
@@ -19,6 +26,7 @@ from holdmq.wire.client_headers import (
 )
 from holdmq.wire.client_places import ClientsPart, check_place, merged, part_of, sorted_by
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
 
 TIMEOUT_S: Final = 10.0
 """Deadline of one request, retries included; a broker waits 3 s for a gateway."""
@@ -34,6 +42,13 @@ class ClientPage(NamedTuple):
     clients: list[ClientRow]
     total: int
     next_after: str | None
+    silent: list[str]
+
+
+class Busiest(NamedTuple):
+    """Users or clients that carried most; what `silent` gateway workers know is missing."""
+
+    rows: list[BusiestClientRow]
     silent: list[str]
 
 
@@ -102,6 +117,36 @@ class ClientAdmin(AdminCalls):
         page = await self.page(ClientSelection("", exact_id=client_id), count=2, filters_max=FILTERS_MAX)
         # While it is taken over by its next connection there are two for a moment.
         return max(page.clients, key=lambda row: row.connected_ms, default=None)
+
+    async def busiest(self, by: str, *, sort: str = "messages_in", count: int = 20) -> Busiest:
+        """Return the users or clients that sent and got most since their gateway workers were started.
+
+        `by`: user or client, `sort`: one of `holdmq.wire.busiest_headers.BUSIEST_SORTS`. At most `count`
+        (1,000). Raises UsageError for another `by` or `sort`.
+        """
+        try:
+            check_busiest(by, sort)
+        except WireError as error:
+            raise UsageError(str(error)) from error
+        found: list[BusiestClientRow] = []
+        workers: list[str] = []
+        silent: dict[str, None] = {}
+        errors: list[HoldMQError] = []
+        brokers = await self._live_brokers()
+        for broker in brokers:
+            request = ClientBusiestRequest(by, sort, workers)
+            try:
+                reply = await self.call(RequestCode.CLIENT_BUSIEST, broker, request)
+                answer = reply.header(ClientBusiestResponse)
+            except HoldMQError as error:
+                errors.append(_known(error))
+                continue
+            found = merged_busiest([*found, *rows(BusiestClientRow, answer.found)], sort)
+            workers += answer.workers
+            silent.update(dict.fromkeys(answer.silent))
+        if len(errors) == len(brokers):
+            raise errors[0]
+        return Busiest(found[: max(1, count)], list(silent))
 
     async def kick(self, selection: ClientSelection) -> Kicked:
         """Disconnect the clients of a selection, whose sessions stay; they may connect again.

@@ -191,6 +191,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SHARE_READ: _GATEWAY,
     RequestCode.SHARE_LIST: _READER,
     RequestCode.CLIENT_LIST: _READER,
+    RequestCode.CLIENT_BUSIEST: _READER,
     RequestCode.CLIENT_KICK: _ADMIN,
     RequestCode.BAN_ADD: _ADMIN,
     RequestCode.BAN_REMOVE: _ADMIN,

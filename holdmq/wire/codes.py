@@ -126,6 +126,7 @@ class RequestCode(IntEnum):
 
     CLIENT_LIST = 170
     CLIENT_KICK = 171
+    CLIENT_BUSIEST = 172
 
     BAN_ADD = 180
     BAN_REMOVE = 181

@@ -136,3 +136,37 @@ def test_many_are_disconnected_at_once_after_a_look_at_how_many_they_are(
     assert json.loads(cli("client", "kick", f"{topic}-20", "--json").stdout)["kicked"] == 1
     assert cli("client", "kick", f"{topic}-20", "--json").returncode == 1
     assert cli("client", "kick", "--yes").returncode == 2
+
+
+def test_the_busiest_users_and_clients_are_told_with_those_that_left(
+    cli: Cli, stack: Stack, topic: str
+) -> None:
+    heavy = MqttClient(stack.mqtt_port, f"{topic}-heavy", clean=True, expiry_s=0)
+    light = MqttClient(stack.mqtt_port, f"{topic}-light", clean=True, expiry_s=0)
+    gone = MqttClient(stack.mqtt_port, f"{topic}-gone", clean=True, expiry_s=0)
+    heavy.publish(f"{topic}/x", *[bytes(500)] * 400)
+    light.publish(f"{topic}/x", b"1")
+    gone.publish(f"{topic}/x", *[bytes(500)] * 300)
+    gone.disconnect()
+
+    def busiest(*words: str) -> dict[str, dict[str, Any]]:
+        done = cli("client", "busiest", "--json", "--count", "1000", *words)
+        assert done.returncode == 0, done.stderr
+        return {
+            row["name"]: row for row in json.loads(done.stdout) if not row["name"] or topic in row["name"]
+        }
+
+    wait_until(lambda: f"{topic}-gone" in busiest("--by", "client"), "those that left are counted")
+    by_client = busiest("--by", "client")
+    assert list(by_client) == [f"{topic}-heavy", f"{topic}-gone", f"{topic}-light"]
+    assert [row["messages_in"] for row in by_client.values()] == [400, 300, 1]
+    assert 300 * 500 < by_client[f"{topic}-gone"]["bytes_in"] < 300 * 600
+    # Nobody is asked for a password here: all are one user, the one without a name.
+    nobody = busiest("--by", "user", "--sort", "bytes_in")[""]
+    assert nobody["messages_in"] >= 701
+    assert nobody["connections"] >= 3
+    done = cli("client", "busiest", "--by", "address")
+    assert done.returncode != 0
+    assert "user, client are counted, not 'address'" in done.stderr
+    heavy.disconnect()
+    light.disconnect()

@@ -395,6 +395,20 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
         "clients": [SOURCE, {**SOURCE, "name": "client-2"}],
         "access_keys": [{**SOURCE, "name": "fleet"}],
     },
+    "clients-busiest": {
+        "busiest": [
+            {
+                "name": name,
+                "connections": 3,
+                "messages_in": 12_000,
+                "messages_out": 40,
+                "bytes_in": 1_900_000,
+                "bytes_out": 4_000,
+                "error": error,
+            }
+            for name, error in ((ODD_NAME, 0), ("", 17))
+        ]
+    },
     "sessions": {"sessions": [session_row(number) for number in range(6)], "total": 6, "next": None},
     "dead-letters": {
         "groups": [{"group": "billing", "messages": 8, "resent": 4}],

@@ -3,9 +3,10 @@
 import { may } from "../account.js";
 import { call, query } from "../api.js";
 import { ask } from "../dialog.js";
-import { empty, h, head, say } from "../dom.js";
+import { empty, every, h, head, notice, say, tell } from "../dom.js";
 import { bytes, number } from "../format.js";
 import { Listing, PAGE } from "../listing.js";
+import { putRows, table } from "../rows.js";
 
 const PROTOCOLS = [["", "all versions"], ["5", "MQTT 5"], ["3.1.1", "MQTT 3.1.1"], ["3.1", "MQTT 3.1"]];
 
@@ -15,6 +16,38 @@ export const ago = (ms) => {
   return `${number(Math.floor(seconds / unit))} ${word}`;
 };
 export const place = (row) => (row.address ? (row.address.includes(":") ? `[${row.address}]:${row.port}` : `${row.address}:${row.port}`) : "UNIX socket");
+
+const BUSIEST = [
+  { title: "Name", cell: (row) => row.name || "(nobody)" },
+  { title: "Connections", class: "n wide", cell: (row) => number(row.connections) },
+  { title: "In", class: "n", cell: (row) => (row.error ? `${number(row.messages_in)} (${number(row.error)} not sure)` : number(row.messages_in)) },
+  { title: "Data in", class: "n wide", cell: (row) => bytes(row.bytes_in) },
+  { title: "Out", class: "n", cell: (row) => number(row.messages_out) },
+  { title: "Data out", class: "n wide", cell: (row) => bytes(row.bytes_out) },
+];
+const LOOK_MS = 15_000;
+
+// The users and the clients that sent and got most since their gateway workers were started.
+function busiest(signal) {
+  const wrong = notice({ role: "alert" }), none = empty("Nobody sent or got anything yet.");
+  const tables = { user: table("Busiest users", BUSIEST), client: table("Busiest clients", BUSIEST) };
+  async function look() {
+    try {
+      const found = await Promise.all(Object.keys(tables).map((by) => call(`/api/v1/clients-busiest${query({ by, limit: 10 })}`, { signal })));
+      Object.values(tables).forEach((shown, at) => putRows(shown.tBodies[0], BUSIEST, found[at].busiest, (row) => row.name));
+      const has = found.some((one) => one.busiest.length > 0);
+      none.hidden = has;
+      for (const shown of Object.values(tables)) shown.hidden = !has;
+      tell(wrong, found[0].notice || found[1].notice);
+    } catch (error) {
+      if (error.name !== "AbortError") tell(wrong, error);
+    }
+  }
+  look();
+  every(LOOK_MS, signal, look);
+  return h("section.section", { id: "busiest", "aria-labelledby": "busiest-title" }, h("h2", { id: "busiest-title" }, "Who sends and gets most"), wrong, none,
+    h("h3", {}, "By user"), tables.user, h("h3", {}, "By client"), tables.client);
+}
 
 export function show(place_) {
   let wanted = {};
@@ -68,5 +101,5 @@ export function show(place_) {
     });
     if (done) { say(`${number(done.clients)} clients are disconnected.`); await listing.show(); }
   } }, "Disconnect these");
-  place_.main.append(head("Clients", { lead: "Who is connected now, to whichever gateway. Who is away and has a session is among the sessions.", actions: may("operator") ? [kick] : [] }), listing.element);
+  place_.main.append(head("Clients", { lead: "Who is connected now, to whichever gateway. Who is away and has a session is among the sessions.", actions: may("operator") ? [kick] : [] }), listing.element, busiest(place_.signal));
 }

@@ -103,6 +103,7 @@ READS = [
     "BAN_LIST",
     "QUOTA_LIST",
     "CLIENT_LIST",
+    "CLIENT_BUSIEST",
     "FLAPPING_LIST",
     "SESSION_LIST",
     "SESSION_SHOW",
