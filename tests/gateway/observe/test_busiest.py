@@ -14,7 +14,7 @@ from gateway.observe import busiest as module
 from gateway.observe.busiest import BusiestClients
 from gateway.session.clients import Clients
 from holdmq.errors import BusyError, WireError
-from holdmq.mqtt import MQTT_5
+from holdmq.mqtt import MQTT_5, Publish
 from holdmq.wire.busiest_headers import BusiestClientRow, ClientBusiestRequest, ClientBusiestResponse
 
 
@@ -26,6 +26,7 @@ class Carrier:
     def __init__(self, clients: Clients, client_id: str, user: str, messages: int) -> None:
         bench = Bench(MQTT_5)
         bench.connect(client_id=client_id)
+        bench.feed(Publish("a/b", b"", 0))
         self.session = bench.session
         self.session.principal = user
         self.session.connection = self  # type: ignore[assignment]
