@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pyarrow as pa
 from deltalake import write_deltalake
-from guides import DOCS, examples_of
+from guides import examples_of
 from processes import free_port, wait_until
 
 from spark_streaming.tables import TPS_1S_TABLE
@@ -23,13 +23,6 @@ from spark_streaming.tables import TPS_1S_TABLE
 StackMaker = Callable[..., Any]
 SMALL = {"--devices": "5", "--rate": "50", "--seconds": "1", "--ramp-s": "0.1", "--hold-s": "0.1"}
 """What a load on the pages becomes here: the same command, of a size that a test may have."""
-
-
-def test_every_page_with_examples_is_run_by_some_test() -> None:
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    for page in DOCS.glob("*.md"):
-        languages = set(re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE))
-        assert page.name in tests or not languages & {"python", "console", "bash", "sql"}, page.name
 
 
 def test_the_load_test_s_commands_run(holdmq_stack: StackMaker, tmp_path: Path) -> None:
@@ -185,3 +178,8 @@ def test_the_console_answers_as_its_page_shows(holdmq_stack: StackMaker) -> None
     wait_until(is_complete, "counts of this second")
     wanted = json.loads(shown.replace("{…}", json.dumps(answers[-1]["current"]["topics"])))
     assert shape(answers[-1]) == shape(wanted)
+    (query,) = [e for e in examples_of("console.md", "console") if "/api/v1/sql" in e.code]
+    asked = re.search(r"127\.0\.0\.1:8080(/[^']*)'.*--json '(.*?)'\n(\w+)\n\d+\n", query.code, re.DOTALL)
+    assert asked is not None
+    answer = httpx.post(f"http://127.0.0.1:{port}{asked[1]}", json=json.loads(asked[2]), timeout=60)
+    assert answer.text.split() == [asked[3], str(sum(messages for _, _, messages, _ in counts))]
