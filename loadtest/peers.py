@@ -87,11 +87,12 @@ def if_installed(
 
 
 class Services(NamedTuple):
-    """An installation that runs: the gateway's address, and the process ids of broker and gateway."""
+    """An installation that runs: addresses of gateway and registry, process ids of broker and gateway."""
 
     address: str
     broker_pid: int
     gateway_pid: int
+    registry: str
 
     def workers(self) -> list[int]:
         """The process ids of the gateway's workers."""
@@ -106,7 +107,8 @@ def holdmq_services(directory: Path, *more: str) -> Iterator[Services]:
     """
     with _services(directory, ("registry", "broker", "gateway"), more) as (ports, pids):
         # The gateway listens before it knows its brokers: a first message says that the whole way is open.
-        yield Services(f"127.0.0.1:{ports['gateway']}", pids["broker"], pids["gateway"])
+        registry = f"127.0.0.1:{ports['registry']}"
+        yield Services(f"127.0.0.1:{ports['gateway']}", pids["broker"], pids["gateway"], registry)
 
 
 class ReplicatedServices(NamedTuple):

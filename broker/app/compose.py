@@ -49,6 +49,7 @@ from broker.retry.copies import Copies
 from broker.retry.core.dead_letters import Marks
 from broker.retry.dead_letters import DeadLetterRequests
 from broker.retry.moves import Moves
+from broker.sessions.core.counts import SessionUse
 from broker.sessions.requests import SessionTable
 from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.requests import SharedMode
@@ -134,7 +135,8 @@ class Broker:
             asyncio.get_running_loop().time(), source_of=partial(_source_of, hello_of)
         )
 
-        self.quotas = Quotas(store, topics, connections, clock_ms)
+        session_use = SessionUse()
+        self.quotas = Quotas(store, topics, connections, session_use, clock_ms)
         self.bounds = MessageBounds(settings.message_bytes_min, connections, time.monotonic)
         self.produce = Produce(
             store,
@@ -207,7 +209,13 @@ class Broker:
             )
         )
         self.sessions = SessionTable(
-            store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
+            store,
+            topics,
+            clock_ms,
+            hello_of,
+            session_use,
+            self.quotas,
+            user_max=settings.sessions_per_user_max,
         )
         self.retained = Retained(store, topics, settings, record_max_bytes, clock_ms)
         self.bans = BanTable(store, topics, connections, settings.bans_max, clock_ms)

@@ -30,7 +30,6 @@ from holdmq.wire.quota_headers import (
     LIST_MAX,
     QUOTA_QUEUES,
     QUOTA_TOPIC,
-    USER,
     QuotaChangedRequest,
     QuotaListRequest,
     QuotaListResponse,
@@ -51,6 +50,9 @@ QUOTAS_MAX: Final = 10_000
 """Quotas of one cluster: as many as access keys. Users beyond it share the limits of everybody's quota."""
 REFUSED_MAX: Final = 10_000
 """Principals whose refusals are counted one by one; past it all begin anew."""
+LENT_S: Final = 0.3
+"""What gateways' clients may owe before they are held, in seconds of their rate: a worker that keeps to it
+says so in portions, and was held for each."""
 _ABOVE: Final = frozenset({Role.SERVICE, Role.BROKER, Role.ADMIN})
 """Roles of keys that no quota holds for: what a gateway sends is its clients', who have their own."""
 
@@ -58,19 +60,20 @@ log = structlog.get_logger("holdmq.broker")
 
 
 class CountsSessions(Protocol):
-    """Knows how many sessions and connections users have at this broker."""
+    """Knows how many sessions and connections users and tenants have at this broker."""
 
     def sessions_of(self, principal: str) -> int:
-        """Sessions of a user that are written down."""
+        """Sessions of `user:NAME` or `tenant:NAME` that are written down."""
 
     def connections_of(self, principal: str) -> int:
-        """Clients of a user that are connected."""
+        """Clients of `user:NAME` or `tenant:NAME` that are connected."""
 
 
 class Quotas(RequestFamily):
     """The quotas of one broker, and what is used of them here.
 
-    `connections` are all, with what they said in HELLO. `has_rates` is looked at by each PRODUCE.
+    `connections` are all, with what they said in HELLO; `sessions` knows what users and tenants have of
+    those. `has_rates` is looked at by each PRODUCE, `has_counts` by each client that comes.
     """
 
     def __init__(
@@ -78,13 +81,16 @@ class Quotas(RequestFamily):
         store: OrderedStore,
         topics: RequiresTopics,
         connections: Mapping[Connection, HelloRequest | None],
+        sessions: CountsSessions,
         clock_ms: Callable[[], int],
     ) -> None:
         self.has_rates = False
+        self.has_counts = False
         self.refused = 0
         self._book = QuotaBook()
         self.rates = PublishRates(self._book)
         self._connections = connections
+        self._sessions = sessions
         self._clock_ms = clock_ms
         self._refused_of: dict[str, int] = {}
         self._adding: dict[str, QuotaRow] = {}
@@ -133,30 +139,33 @@ class Quotas(RequestFamily):
         """A producer that needed not wait sends so much."""
         self.rates.take(principals_of(grants), messages, size_bytes, self._loop.time())
 
-    def sessions_max(self, user: str) -> int:
-        """How many sessions a user may have written down here; 0 = as many as it likes."""
-        quota = self._book.of(principal_of(USER, user)) if user and self._book.has_counts else None
+    def sessions_max(self, principal: str) -> int:
+        """How many sessions of a user or tenant may be written down here; 0 = as many as it likes."""
+        quota = self._book.of(principal)
         return 0 if quota is None else self._part_of(quota.sessions)
 
-    def connections_max(self, user: str) -> int:
-        """How many clients of a user may be connected with sessions here; 0 = as many as it likes."""
-        quota = self._book.of(principal_of(USER, user)) if user and self._book.has_counts else None
+    def connections_max(self, principal: str) -> int:
+        """How many clients of a user or tenant may be connected here; 0 = as many as it likes."""
+        quota = self._book.of(principal)
         return 0 if quota is None else self._part_of(quota.connections)
 
-    def user_refused(self, user: str) -> None:
-        """A user has been refused, as what its quota counts is used up."""
-        self._refuse(principal_of(USER, user))
+    def refuse(self, principal: str) -> None:
+        """Count one that was refused, as a quota is used up."""
+        self.refused += 1
+        if principal not in self._refused_of and len(self._refused_of) >= REFUSED_MAX:
+            self._refused_of.clear()
+        self._refused_of[principal] = self._refused_of.get(principal, 0) + 1
 
     def admit(self, connection: Connection) -> None:
         """Let a connection that says HELLO in. Raises RemoteError if its key has all that it may."""
-        if not self._book.has_counts:
+        if not self.has_counts:
             return
         for principal in principals_of(connection.grants):
             quota = self._book.of(principal)
             if quota is None or not quota.connections or not principal.startswith(f"{KEY}:"):
                 continue
             if self._connections_of_key(connection.principal) >= quota.connections:
-                self._refuse(principal)
+                self.refuse(principal)
                 raise RemoteError(
                     Code.QUOTA_EXCEEDED,
                     f"{principal} has the {quota.connections} connections to this broker that its quota "
@@ -172,12 +181,6 @@ class Quotas(RequestFamily):
     def _part_of(self, limit: int) -> int:
         """This broker's part of a number: at least 1 of what is limited, rounded up."""
         return -(-limit // self.rates.parts)
-
-    def _refuse(self, principal: str) -> None:
-        self.refused += 1
-        if principal not in self._refused_of and len(self._refused_of) >= REFUSED_MAX:
-            self._refused_of.clear()
-        self._refused_of[principal] = self._refused_of.get(principal, 0) + 1
 
     # Requests
 
@@ -258,6 +261,11 @@ class Quotas(RequestFamily):
             kind, _, name = principal.partition(":")
             if kind == KEY:
                 use = use._replace(connections=self._connections_of_key(name))
+            else:
+                use = use._replace(
+                    sessions=self._sessions.sessions_of(principal),
+                    connections=self._sessions.connections_of(principal),
+                )
             found.append(use)
         return found
 
@@ -271,7 +279,7 @@ class Quotas(RequestFamily):
         parts = self.rates.parts
         for row in spent:
             messages, size_bytes = max(0, row.messages) / parts, max(0, row.size_bytes) / parts
-            owed_s = self.rates.take((row.principal,), messages, size_bytes, now)
+            owed_s = self.rates.take((row.principal,), messages, size_bytes, now) - LENT_S
             if owed_s > 0:
                 self.rates.held_back(row.principal)
                 owed.append(QuotaOwed(row.principal, int(owed_s * 1000) + 1))
@@ -286,6 +294,7 @@ class Quotas(RequestFamily):
     def _changed(self, made: list[QuotaRow], removed: list[tuple[str, str]]) -> None:
         """Let what is limited know, and push it to every gateway worker."""
         self.has_rates = self._book.has_rates
+        self.has_counts = self._book.has_counts
         self.rates.quotas_changed()
         for at in range(0, max(1, len(made)), LIST_MAX):
             push = QuotaChangedRequest(made[at : at + LIST_MAX], removed)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from broker.kernel.request_family import HelloOf, RequestFamily
-from broker.sessions.core.counts import CountedRow
+from broker.sessions.core.counts import CountedRow, SessionQuotas, SessionUse
 from broker.sessions.core.openings import Opening
 from broker.sessions.core.rows import META, RowChange, decode_meta, meta_key
 from broker.sessions.core.sessions import TAKEOVER_S, OwnedSessions
@@ -99,12 +99,14 @@ class SessionTable(RequestFamily):
         topics: TopicsLike,
         clock_ms: Callable[[], int],
         hello_of: HelloOf,
+        use: SessionUse,
+        quotas: SessionQuotas,
         sweep_interval_s: float = SWEEP_INTERVAL_S,
         user_max: int = 0,
     ) -> None:
         now_ms = clock_ms()
         self.core: OwnedSessions[Connection] = OwnedSessions(
-            now_ms << 20, now_ms, lambda: secrets.randbits(63), user_max=user_max
+            now_ms << 20, now_ms, lambda: secrets.randbits(63), use, quotas, user_max=user_max
         )
         self.rows = SessionRows(store)
         self.queries = SessionQueries(store, self.core, self.rows, clock_ms, self._check_ready, hello_of)
@@ -230,7 +232,7 @@ class SessionTable(RequestFamily):
             "session_refused_total": counts.refused,
             "session_foreign_ended_total": counts.foreign_ended,
             "session_user_full_total": counts.user_full,
-            "session_users": len(core.users),
+            "session_users": len(core.use.users),
             "session_expired_total": counts.expired,
             "session_dropped_total": counts.dropped,
             "session_kicked_total": counts.kicked,
@@ -497,7 +499,7 @@ class SessionTable(RequestFamily):
         """On the reader pool."""
         now_ms = self._clock_ms()
         page = self.rows.tables.scan(SESSION_TOPIC, META, after, SWEEP_ROWS)
-        is_counting = self.core.user_max and not self.core.users.is_complete
+        is_counting = not self.core.use.users.is_complete
         expired, users = [], []
         for row in page.rows:
             try:
@@ -513,7 +515,7 @@ class SessionTable(RequestFamily):
     def _swept(self, page: _SweepPage) -> None:
         now = self._loop.time()
         left = 0
-        self.core.users.count(page.users)
+        self.core.use.count(page.users)
 
         def told(_opening: Opening[Connection]) -> None:
             nonlocal left
@@ -537,7 +539,7 @@ class SessionTable(RequestFamily):
             self._after("sweep", 0.0, self._sweep, page.next_after)
             return
         self.core.stored, self._counted = self._counted, 0
-        self.core.users.complete()
+        self.core.use.complete()
         self.swept += 1
         self._after("sweep", self.sweep_interval_s, self._sweep, None)
 

@@ -58,6 +58,7 @@ TAKEN_MAX: Final = 10_000
 REFUSALS: Final[dict[Code, ReasonCode]] = {
     Code.NOT_PERMITTED: ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
     Code.LIMIT_EXCEEDED: ReasonCode.QUOTA_EXCEEDED,
+    Code.QUOTA_EXCEEDED: ReasonCode.QUOTA_EXCEEDED,
 }
 
 log = telemetry.get_logger()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from processes import Stack, running_stack, wait_until
 from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, write_keys
 
 from holdmq.client import Message, Producer
-from holdmq.mqtt import Publish
+from holdmq.mqtt import MQTT_3_1_1, Publish
 from holdmq.rpc.security import Security
 
 RATE = 400
@@ -206,3 +207,41 @@ def test_what_cannot_be_a_quota_is_said(quoted: Quoted) -> None:
         assert done.returncode != 0
         assert says in done.stderr
     assert quoted.cli("quota", "remove", "user:nobody").returncode == 1
+
+
+QUOTA_EXCEEDED = 0x97
+UNAVAILABLE = 0x88
+"""What return code 3 of MQTT 3 is decoded as."""
+
+
+def code_of(quoted: Quoted, client_id: str, user: str, **options: Any) -> int:
+    client = quoted.connect(client_id, user, **options)
+    client.close()
+    return client.connack.reason_code
+
+
+def test_a_connection_or_session_too_many_is_refused_at_any_worker_also_after_restarts(
+    quoted: Quoted, topic: str
+) -> None:
+    quoted.set("user:ada", "--connections", "3", "--sessions", "2")
+    kept = [quoted.connect(f"{topic}-{n}", "ada", expiry_s=600) for n in range(2)]
+    assert code_of(quoted, f"{topic}-2", "ada", expiry_s=600) == QUOTA_EXCEEDED
+    third = quoted.connect(f"{topic}-3", "ada", expiry_s=0)
+    assert third.connack.reason_code == 0
+    assert [code_of(quoted, f"{topic}-{n}", "ada", expiry_s=0) for n in range(4, 10)] == [QUOTA_EXCEEDED] * 6
+    assert code_of(quoted, f"{topic}-4", "ada", expiry_s=0, version=MQTT_3_1_1) == UNAVAILABLE
+    assert code_of(quoted, f"{topic}-5", "eve", expiry_s=0) == 0
+    used = quoted.listed()["user:ada"]["used"]
+    assert (used["sessions"], used["connections"]) == (2, 3)
+    assert used["refused"] >= 8
+    quoted.stack.restart("broker", signal.SIGKILL)
+    quoted.followed(1)
+    wait_until(lambda: quoted.listed()["user:ada"]["used"]["connections"] == 3, "they are claimed", 20.0)
+    assert code_of(quoted, f"{topic}-6", "ada", expiry_s=0) == QUOTA_EXCEEDED
+    for client in (*kept, third):
+        client.close()
+    wait_until(lambda: quoted.listed()["user:ada"]["used"]["connections"] == 0, "they are gone", 20.0)
+    assert code_of(quoted, f"{topic}-7", "ada", expiry_s=600) == QUOTA_EXCEEDED, "sessions are kept"
+    assert code_of(quoted, f"{topic}-7", "ada", expiry_s=0) == 0
+    quoted.remove("user:ada")
+    assert code_of(quoted, f"{topic}-7", "ada", expiry_s=600) == 0

@@ -1,4 +1,4 @@
-"""How many sessions each user has written down. Sans-IO.
+"""How many sessions users and tenants have written down, and how many of them are connected. Sans-IO.
 
 A start knows nothing of it: the rows are counted page by page while sessions come and go, each of them once::
 
@@ -12,8 +12,11 @@ Until all pages were counted a user may have more than is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from holdmq.names.tenants import split_mount
+from holdmq.quotas.limits import principal_of
+from holdmq.wire.quota_headers import TENANT, USER
 from storage.api.tables import ORDERED_KEY_BYTES
 
 _ORDERED_BYTES = ORDERED_KEY_BYTES - 1
@@ -91,3 +94,78 @@ class UserCounts:
 
 def _ordered(client_id: str) -> bytes:
     return client_id.encode()[:_ORDERED_BYTES]
+
+
+def principals_of(client_id: str, user: str) -> tuple[str, ...]:
+    """Whose quotas hold for a client's session: its user's and its tenant's, each if it has one."""
+    found = (principal_of(USER, user),) if user else ()
+    tenant = split_mount(client_id).tenant
+    return (*found, principal_of(TENANT, tenant)) if tenant else found
+
+
+class SessionUse:
+    """What users and tenants have of sessions here: written down, and connected."""
+
+    def __init__(self) -> None:
+        self.users = UserCounts()
+        self.tenants = UserCounts()
+        self._connected: dict[str, int] = {}
+
+    def sessions_of(self, principal: str) -> int:
+        """Sessions of `user:NAME` or `tenant:NAME` that are written down."""
+        kind, _, name = principal.partition(":")
+        return (self.tenants if kind == TENANT else self.users).of(name)
+
+    def connections_of(self, principal: str) -> int:
+        """Clients of `user:NAME` or `tenant:NAME` that are connected, or about to be."""
+        return self._connected.get(principal, 0)
+
+    def connect(self, principals: Sequence[str]) -> None:
+        """A client of these is connected."""
+        for principal in principals:
+            self._connected[principal] = self._connected.get(principal, 0) + 1
+
+    def disconnect(self, principals: Sequence[str]) -> None:
+        """A client of these is connected no more."""
+        for principal in principals:
+            left = self._connected.get(principal, 0) - 1
+            if left > 0:
+                self._connected[principal] = left
+            else:
+                self._connected.pop(principal, None)
+
+    def change(self, client_id: str, before: str | None, after: str | None) -> None:
+        """A session's row is another user's now; None = there is none."""
+        self.users.change(client_id, before, after)
+        tenant = split_mount(client_id).tenant
+        if tenant:
+            had, has = (None if user is None else tenant for user in (before, after))
+            self.tenants.change(client_id, had, has)
+
+    def count(self, page: Sequence[CountedRow]) -> None:
+        """A page of rows that a start found, in the table's order."""
+        self.users.count(page)
+        tenants = [CountedRow(row.client_id, split_mount(row.client_id).tenant) for row in page]
+        self.tenants.count([row for row in tenants if row.principal])
+
+    def complete(self) -> None:
+        """That was the last page."""
+        self.users.complete()
+        self.tenants.complete()
+
+
+class SessionQuotas(Protocol):
+    """Knows how many sessions and connections `user:NAME` and `tenant:NAME` may have here."""
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether anything is limited by its number."""
+
+    def sessions_max(self, principal: str) -> int:
+        """How many sessions it may have written down; 0 = as many as it likes."""
+
+    def connections_max(self, principal: str) -> int:
+        """How many of its clients may be connected; 0 = as many as it likes."""
+
+    def refuse(self, principal: str) -> None:
+        """Count one that was refused."""

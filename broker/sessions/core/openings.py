@@ -29,6 +29,7 @@ class Opening(Generic[O]):
         "answer",
         "cancelled",
         "changes",
+        "connected",
         "content",
         "counted",
         "is_stored",
@@ -48,6 +49,8 @@ class Opening(Generic[O]):
         self.content: Content | None = None
         self.meta: Meta | None = None
         self.changes: list[RowChange] = []
+        self.connected: tuple[str, ...] = ()
+        """Whose connection it is counted as already."""
         self.stored_change = 0
         self.was_open: Meta | None = None
         """What it was when it was taken over."""

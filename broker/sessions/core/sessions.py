@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple
 
-from broker.sessions.core.counts import UserCounts
+from broker.sessions.core.counts import SessionQuotas, SessionUse, principals_of
 from broker.sessions.core.openings import Kind, O, Opening, OpeningCounts, is_anothers, is_foreign
 from broker.sessions.core.rows import (
     FoundSession,
@@ -58,10 +58,12 @@ STORED_MAX: Final = 5_000_000
 class _SessionEntry(Generic[O]):
     """`owner` None = nobody may write; `opening` has the entry, others are `waiting`."""
 
-    __slots__ = ("is_stored", "is_taking", "meta", "opening", "owner", "waiting")
+    __slots__ = ("connected", "is_stored", "is_taking", "meta", "opening", "owner", "waiting")
 
     def __init__(self) -> None:
         self.owner: O | None = None
+        self.connected: tuple[str, ...] = ()
+        """Whose connection it is counted as."""
         self.meta: Meta | None = None
         self.is_stored = False
         self.is_taking = False
@@ -81,8 +83,9 @@ class SessionTaken(NamedTuple, Generic[O]):
 class OwnedSessions(Generic[O]):
     """All sessions of one owner. Work for the shell gathers in `to_read`, `taken` and `done`.
 
-    `first_epoch` lies above every epoch that an earlier start can have given; `new_uid` makes uids. A user
-    has at most `user_max` sessions written down, 0 = they are not counted.
+    `first_epoch` lies above every epoch that an earlier start can have given; `new_uid` makes uids. `use`
+    is what users and tenants have here, `quotas` what they may have. A user has at most `user_max` sessions
+    written down, whatever its quota is; 0 = as many as it likes.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class OwnedSessions(Generic[O]):
         first_epoch: int,
         up_since_ms: int,
         new_uid: Callable[[], int],
+        use: SessionUse,
+        quotas: SessionQuotas,
         open_max: int = OPEN_MAX,
         stored_max: int = STORED_MAX,
         user_max: int = 0,
@@ -107,7 +112,8 @@ class OwnedSessions(Generic[O]):
         self.open_max = open_max
         self.stored_max = stored_max
         self.user_max = user_max
-        self.users = UserCounts()
+        self.use = use
+        self._quotas = quotas
         self._entries: dict[str, _SessionEntry[O]] = {}
         self._of_owner: dict[O, set[str]] = {}
         self._heard: dict[O, float] = {}
@@ -199,8 +205,8 @@ class OwnedSessions(Generic[O]):
         if meta is not None and opening.kind is Kind.CONNECT:
             # Before anybody is disconnected for it.
             full = self._user_is_full(opening.wanted, meta.principal if entry.is_stored else None)
-            if full:
-                self._refuse(opening, Code.LIMIT_EXCEEDED, full)
+            if full is not None:
+                self._refuse(opening, *full)
                 self._next(entry, opening.wanted.client_id, now)
                 return
         if meta is not None and opening.kind is Kind.CLAIM and opening.wanted.epoch != meta.epoch:
@@ -242,7 +248,12 @@ class OwnedSessions(Generic[O]):
     def _disown(self, entry: _SessionEntry[O], client_id: str) -> None:
         if entry.owner is not None:
             self._of_owner[entry.owner].discard(client_id)
-            entry.owner = None
+            self._disconnected(entry)
+
+    def _disconnected(self, entry: _SessionEntry[O]) -> None:
+        entry.owner = None
+        self.use.disconnect(entry.connected)
+        entry.connected = ()
 
     def loaded(self, opening: Opening[O], found: FoundSession | None, now_ms: int, now: float = 0.0) -> None:
         """The rows of an opening's session were read, all that was written before included.
@@ -263,6 +274,9 @@ class OwnedSessions(Generic[O]):
         if opening.kind is Kind.DROP:
             self.wills.opened(wanted.client_id, is_over=True, now=now)
         self._count_user(opening, found)
+        if opening.meta is not None:
+            opening.connected = principals_of(wanted.client_id, opening.meta.principal)
+            self.use.connect(opening.connected)
 
     def _count_user(self, opening: Opening[O], found: FoundSession | None) -> None:
         """Count what is to be written at once: many openings of one user may be on their way."""
@@ -272,19 +286,40 @@ class OwnedSessions(Generic[O]):
             after = opening.meta.principal if opening.is_stored else None
         elif not opening.stored_change:
             after = before
-        if self.user_max and before != after:
+        if before != after:
             opening.counted = before, after
-            self.users.change(opening.wanted.client_id, before, after)
+            self.use.change(opening.wanted.client_id, before, after)
 
-    def _user_is_full(self, wanted: SessionOpening, before: str | None) -> str:
-        """Why a user gets no session more, "" = he does; `before`: whose the row is that there is."""
-        if not self.user_max or not wanted.expiry_s or before == wanted.principal:
-            return ""
-        if self.users.of(wanted.principal) < self.user_max:
-            return ""
-        self.counts.user_full += 1
-        who = "this user has" if wanted.principal else "clients without a name have"
-        return f"{who} broker.sessions_per_user_max ({self.user_max}) sessions here"
+    def _user_is_full(self, wanted: SessionOpening, before: str | None) -> tuple[Code, str] | None:
+        """Why a user gets no session more, None = he does; `before`: whose the row is that there is."""
+        if not wanted.expiry_s or before == wanted.principal:
+            return None
+        if self.user_max and self.use.users.of(wanted.principal) >= self.user_max:
+            self.counts.user_full += 1
+            who = "this user has" if wanted.principal else "clients without a name have"
+            return (
+                Code.LIMIT_EXCEEDED,
+                f"{who} broker.sessions_per_user_max ({self.user_max}) sessions here",
+            )
+        return self._quota_is_full(wanted, "sessions", self._quotas.sessions_max, self.use.sessions_of)
+
+    def _quota_is_full(
+        self,
+        wanted: SessionOpening,
+        what: str,
+        most_of: Callable[[str], int],
+        used_of: Callable[[str], int],
+    ) -> tuple[Code, str] | None:
+        """Why the quota of a client's user or tenant leaves no room for it; None = it does."""
+        if not self._quotas.has_counts:
+            return None
+        for principal in principals_of(wanted.client_id, wanted.principal):
+            most = most_of(principal)
+            if most and used_of(principal) >= most:
+                self._quotas.refuse(principal)
+                why = f"{principal} has the {most} {what} at this broker that its quota allows: end some, or "
+                return Code.QUOTA_EXCEEDED, f"{why}raise it (holdmq quota set {principal} --{what} N)"
+        return None
 
     def _connected(self, opening: Opening[O], found: FoundSession | None, now_ms: int, now: float) -> None:
         wanted, was_open = opening.wanted, opening.was_open
@@ -300,9 +335,11 @@ class OwnedSessions(Generic[O]):
                 self.counts.foreign += 1
                 self._answer_refusal(opening, Code.NOT_PERMITTED, "the session belongs to somebody else")
                 return
-        full = self._user_is_full(wanted, None if found is None else found.meta.principal)
-        if full:
-            self._answer_refusal(opening, Code.LIMIT_EXCEEDED, full)
+        full = self._user_is_full(
+            wanted, None if found is None else found.meta.principal
+        ) or self._quota_is_full(wanted, "connections", self._quotas.connections_max, self.use.connections_of)
+        if full is not None:
+            self._answer_refusal(opening, *full)
             return
         if found is not None:
             if is_anothers(found.meta, wanted):
@@ -365,7 +402,7 @@ class OwnedSessions(Generic[O]):
             self._answer_refusal(opening, *failure)
             if opening.counted is not None:
                 before, after = opening.counted
-                self.users.change(client_id, after, before)
+                self.use.change(client_id, after, before)
         else:
             self._count(opening)
         meta = opening.meta
@@ -377,10 +414,12 @@ class OwnedSessions(Generic[O]):
             self.counts.opens += 1
             entry.meta = meta
             entry.owner = opening.owner
+            entry.connected, opening.connected = opening.connected, ()
             entry.is_stored = opening.is_stored
             self._settle_wills(opening, meta)
             self._heard.setdefault(opening.owner, now)
             self._of_owner.setdefault(opening.owner, set()).add(client_id)
+        self.use.disconnect(opening.connected)
         self.done.append(opening)
         self._next(entry, client_id, now)
 
@@ -498,7 +537,7 @@ class OwnedSessions(Generic[O]):
             entry = self._entries[client_id]
             meta = entry.meta
             assert meta is not None
-            entry.owner = None
+            self._disconnected(entry)
             self.wills.lost(client_id, meta.epoch, meta.expiry_s, lease_end)
             if entry.is_taking:
                 entry.is_taking = False

@@ -187,7 +187,7 @@ async def test_what_clients_of_gateways_send_counts_with_what_producers_do(broke
     reply = await broker.client.call(RequestCode.QUOTA_SPEND, QuotaSpendRequest(spent), 20.0)
     (owed,) = rows(QuotaOwed, reply.header(QuotaSpendResponse).owed)
     assert owed.principal == "user:ada"
-    assert 400 < owed.owed_ms <= 501
+    assert 100 < owed.owed_ms <= 201, "of the half second three tenths are lent"
     many = [list(QuotaSpent("user:ada", 1, 0))] * 1_001
     asked = broker.client.call(RequestCode.QUOTA_SPEND, QuotaSpendRequest(many), 20.0)
     assert await refused(asked) == Code.LIMIT_EXCEEDED

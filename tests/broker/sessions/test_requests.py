@@ -246,7 +246,7 @@ async def test_a_user_has_so_many_sessions_also_after_a_start(start: Start, conn
     stack = await start(sessions_per_user_max=3)
     gateway = await connect(stack)
     core = stack.server.sessions.core
-    assert core.users.is_complete
+    assert core.use.users.is_complete
     assert (await gateway.open("c3", principal="ada")).code == Code.LIMIT_EXCEEDED
     assert (await gateway.open("c3", principal="eve")).code == Code.OK
     assert (await gateway.open("c0", principal="ada")).is_present
@@ -279,7 +279,7 @@ async def test_a_count_that_is_interrupted_goes_on_and_counts_nobody_twice(
     await until(lambda: stack.server.sessions.swept)
     assert asked[:4] == [None, "mc1", "mc1", "mc3"]
     core = stack.server.sessions.core
-    assert (core.users.of("ada"), core.stored) == (5, 5)
+    assert (core.use.users.of("ada"), core.stored) == (5, 5)
 
 
 async def test_open_sessions_alone_are_listed_page_by_page(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from broker.sessions.core.counts import CountedRow, SessionUse
 from broker.sessions.core.openings import Kind, Opening
 from broker.sessions.core.rows import (
     FoundSession,
@@ -29,12 +30,33 @@ from holdmq.wire.session_will import PUBLISH_WILL, SessionWill
 NOW_MS = 1_000_000
 
 
+class SomeQuotas:
+    """Limits of everybody: `sessions` and `connections`, 0 = none."""
+
+    def __init__(self, limits: dict[str, int]) -> None:
+        self.has_counts = bool(limits)
+        self.refused: list[str] = []
+        self._limits = limits
+
+    def sessions_max(self, _principal: str) -> int:
+        return self._limits.get("sessions", 0)
+
+    def connections_max(self, _principal: str) -> int:
+        return self._limits.get("connections", 0)
+
+    def refuse(self, principal: str) -> None:
+        self.refused.append(principal)
+
+
 class Table:
     """The core over rows in a dict: each step is done at once unless a test does it itself."""
 
-    def __init__(self, user_max: int = 0) -> None:
+    def __init__(self, user_max: int = 0, **quotas: int) -> None:
         uids = itertools.count(1)
-        self.core: OwnedSessions[str] = OwnedSessions(100, NOW_MS, lambda: next(uids), user_max=user_max)
+        self.quotas = SomeQuotas(quotas)
+        self.core: OwnedSessions[str] = OwnedSessions(
+            100, NOW_MS, lambda: next(uids), SessionUse(), self.quotas, user_max=user_max
+        )
         self.rows: dict[str, bytes] = {}
         self.now = 0.0
 
@@ -233,9 +255,9 @@ def test_what_the_log_does_not_take_leaves_the_other_session_where_it_was() -> N
     opening = table.core.open(SessionOpening("ada", False, 60, "ada", 0, b"", True), "g2", 0.0)
     table.core.to_read.clear()
     table.core.loaded(opening, table.found("ada"), NOW_MS)
-    assert (table.core.users.of("eve"), table.core.users.of("ada")) == (0, 1)
+    assert (table.core.use.users.of("eve"), table.core.use.users.of("ada")) == (0, 1)
     table.core.settled(opening, (Code.STORE_FULL, "full"), 0.0)
-    assert (table.core.users.of("eve"), table.core.users.of("ada")) == (1, 0)
+    assert (table.core.use.users.of("eve"), table.core.use.users.of("ada")) == (1, 0)
     assert table.rows == before
     assert code_of(table.open("ada", principal="eve")) == Code.OK
 
@@ -290,7 +312,7 @@ def test_clients_without_a_name_are_one_user_until_somebody_takes_their_session(
     assert code_of(table.open("b")) == Code.LIMIT_EXCEEDED
     assert code_of(table.open("a", principal="ada")) == Code.OK
     assert code_of(table.open("b")) == Code.OK
-    assert (table.core.users.of(""), table.core.users.of("ada")) == (1, 1)
+    assert (table.core.use.users.of(""), table.core.use.users.of("ada")) == (1, 1)
 
 
 def test_who_has_no_room_ends_nobody_elses_session() -> None:
@@ -322,4 +344,86 @@ def test_a_session_that_ends_or_expires_makes_room() -> None:
     assert table.core.expire("b", 0.0) is not None
     table.run()
     assert code_of(table.open("c", principal="ada")) == Code.OK
-    assert len(table.core.users) == 1
+    assert len(table.core.use.users) == 1
+
+
+def reason_of(opening: Opening[str]) -> str:
+    assert opening.answer is not None
+    return opening.answer.reason
+
+
+def test_a_user_has_as_many_connections_as_its_quota_allows_and_a_takeover_is_none_more() -> None:
+    table = Table(connections=2)
+    first = table.open("a", principal="ada")
+    table.open("b", expiry_s=0, principal="ada")
+    full = table.open("c", expiry_s=0, principal="ada")
+    assert code_of(full) == Code.QUOTA_EXCEEDED
+    assert "user:ada has the 2 connections" in reason_of(full)
+    assert "holdmq quota set user:ada --connections N" in reason_of(full)
+    assert table.quotas.refused == ["user:ada"]
+    assert code_of(table.open("c", principal="eve")) == Code.OK
+    assert all(code_of(table.open(name)) == Code.OK for name in "defg"), "anonymous clients are nobody's"
+    again = table.open("a", "g2", principal="ada")
+    assert table.change(first, END)
+    assert code_of(again) == Code.OK
+    assert table.core.use.connections_of("user:ada") == 2
+    assert table.change(again, END, "g2")
+    assert code_of(table.open("h", principal="ada")) == Code.OK
+    table.core.owner_gone("g1", 0.0, NOW_MS)
+    assert table.core.use.connections_of("user:ada") == 0
+
+
+def test_connections_that_are_on_their_way_count_and_those_that_failed_do_not() -> None:
+    table = Table(connections=1)
+    wanted = [SessionOpening(name, False, 60, "ada", 0) for name in ("a", "b")]
+    first, second = [table.core.open(one, "g1", 0.0) for one in wanted]
+    table.core.to_read.clear()
+    table.core.loaded(first, None, NOW_MS)
+    table.core.loaded(second, None, NOW_MS)
+    assert code_of(second) == Code.QUOTA_EXCEEDED
+    table.core.settled(second, None, 0.0)
+    table.core.settled(first, (Code.STORE_FULL, "full"), 0.0)
+    assert table.core.use.connections_of("user:ada") == 0
+    assert code_of(table.open("c", principal="ada")) == Code.OK
+
+
+def test_a_gateway_claims_its_sessions_back_whatever_the_quota_is_and_they_count() -> None:
+    table = Table(connections=1)
+    for name in ("a", "b"):
+        claimed = table.core.open(SessionOpening(name, False, 0, "ada", 50), "g1", 0.0)
+        table.run()
+        assert code_of(claimed) == Code.OK
+    assert table.core.use.connections_of("user:ada") == 2
+    assert code_of(table.open("c", principal="ada")) == Code.QUOTA_EXCEEDED
+
+
+def test_a_user_has_as_many_sessions_as_its_quota_allows_whether_connected_or_not() -> None:
+    table = Table(sessions=2)
+    assert table.change(table.open("a", principal="ada"), END)
+    assert table.change(table.open("b", principal="ada"), END)
+    full = table.open("c", principal="ada")
+    assert code_of(full) == Code.QUOTA_EXCEEDED
+    assert "user:ada has the 2 sessions" in reason_of(full)
+    assert code_of(table.open("c", expiry_s=0, principal="ada")) == Code.OK
+    assert code_of(table.open("a", principal="ada")) == Code.OK
+
+
+def test_clients_of_a_tenant_count_together_whoever_they_are() -> None:
+    table = Table(sessions=2, connections=2)
+    assert table.change(table.open("$%acme/a", principal="ada"), END)
+    table.open("$%acme/b")
+    full = table.open("$%acme/c", principal="eve")
+    assert code_of(full) == Code.QUOTA_EXCEEDED
+    assert "tenant:acme has the 2 sessions" in reason_of(full)
+    assert code_of(table.open("$%other/c", principal="eve")) == Code.OK
+    assert (table.core.use.sessions_of("tenant:acme"), table.core.use.connections_of("tenant:acme")) == (2, 1)
+    table.core.drop("$%acme/a", 0.0)
+    table.run()
+    assert table.core.use.sessions_of("tenant:acme") == 1
+
+
+def test_sessions_of_before_a_start_are_counted_by_user_and_by_tenant() -> None:
+    use = SessionUse()
+    use.count([CountedRow("$%acme/a", "ada"), CountedRow("$%acme/b", ""), CountedRow("c", "ada")])
+    use.complete()
+    assert [use.sessions_of(one) for one in ("user:ada", "tenant:acme", "tenant:other")] == [2, 2, 0]

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from broker.sessions.core.counts import SessionUse
 from broker.sessions.core.openings import Opening
 from broker.sessions.core.rows import (
     FoundSession,
@@ -40,12 +41,29 @@ def will(delay_s: int, expiry_s: int = 50) -> bytes:
     return SessionWill(delay_s, expiry_s, "w", 2, b"", b"gone", bytes(8)).encode()
 
 
+class NoQuotas:
+    """Nobody is limited."""
+
+    has_counts = False
+
+    def sessions_max(self, _principal: str) -> int:
+        raise AssertionError
+
+    def connections_max(self, _principal: str) -> int:
+        raise AssertionError
+
+    def refuse(self, _principal: str) -> None:
+        raise AssertionError
+
+
 class Owner:
     """The core over rows in a dict; `published` are the times at which wills were handed out."""
 
     def __init__(self) -> None:
         uids = itertools.count(1)
-        self.core: OwnedSessions[str] = OwnedSessions(100, NOW_MS, lambda: next(uids))
+        self.core: OwnedSessions[str] = OwnedSessions(
+            100, NOW_MS, lambda: next(uids), SessionUse(), NoQuotas()
+        )
         self.rows: dict[str, bytes] = {}
         self.now = 0.0
         self.published: list[tuple[float, WillKey]] = []
