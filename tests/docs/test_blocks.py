@@ -92,7 +92,8 @@ def understood(words: list[str]) -> None:
         context = click.Context(command, info_name=name, parent=context)
         name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
     assert not isinstance(command, click.Group) or command.invoke_without_command, words
-    command.make_context(name, rest, parent=context)
+    parsed = command.make_context(name, rest, parent=context)
+    load(sets=parsed.params.get("sets") or (), environ={})
 
 
 class _UnderstoodError(Exception):

@@ -53,6 +53,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         ("json", "docs/test_blocks.py::test_the_alarm_of_alarms_md_has_the_members_of_a_notice"),
     ],
     "docs/clients.md": [("text", COMMANDS), ("text", _DEVICES)],
+    "docs/cluster.md": [("sh", COMMANDS)],
     "docs/concepts.md": [("text", DRAWING)],
     "docs/console.md": [
         ("sql", QUERY),
