@@ -136,7 +136,14 @@ class Broker:
         )
 
         session_use = SessionUse()
-        self.quotas = Quotas(store, topics, connections, session_use, clock_ms)
+        self.quotas = Quotas(
+            store,
+            topics,
+            connections,
+            session_use,
+            lambda: [topic.name for topic in table.all()],
+            clock_ms,
+        )
         self.bounds = MessageBounds(settings.message_bytes_min, connections, time.monotonic)
         self.produce = Produce(
             store,
@@ -322,7 +329,7 @@ class Broker:
 
     def start(self) -> None:
         """Begin what happens by itself: deletions go on, files are saved, deadlines run."""
-        self.topics.start(self.store, self._progress)
+        self.topics.start(self.store, self._progress, self.quotas)
         self.producers.start()
         self.moves.start()
         self.statistics_calls.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import numpy as np
@@ -165,11 +165,14 @@ class PublishQuotas(Protocol):
     def has_rates(self) -> bool:
         """Whether anybody has a rate to keep; looked at by each PRODUCE."""
 
-    def wait_s(self, grants: Grants | None, messages: int, size_bytes: int) -> float:
-        """For how long a producer with so many messages has to wait, 0 = it may send now."""
+    def senders(self, grants: Grants | None, topics: Iterable[str]) -> tuple[str, ...]:
+        """Whose quotas hold for what a connection publishes to these topics."""
 
-    def sent(self, grants: Grants | None, messages: int, size_bytes: int) -> None:
-        """A producer that needed not wait sends so much."""
+    def wait_s(self, senders: tuple[str, ...], messages: int, size_bytes: int) -> float:
+        """For how long somebody with so many messages has to wait, 0 = he may send now."""
+
+    def sent(self, senders: tuple[str, ...], messages: int, size_bytes: int) -> None:
+        """Count what is sent by somebody who needed not wait."""
 
 
 class Produce(RequestFamily):
@@ -229,12 +232,15 @@ class Produce(RequestFamily):
         header = request.header(ProduceRequest)
         runs = rows(ProduceRun, header.runs)
         quotas = self._quotas
-        if quotas.has_rates and self._must_wait(request, header, runs):
-            return
+        senders: tuple[str, ...] = ()
+        if quotas.has_rates:
+            senders = quotas.senders(request.connection.grants, [run.topic for run in runs])
+            if senders and self._must_wait(request, header, runs, senders):
+                return
         body = self._parse(request.body, header, runs)
         self.batches += 1
-        if quotas.has_rates:
-            quotas.sent(request.connection.grants, len(body.sizes), len(body.records))
+        if senders:
+            quotas.sent(senders, len(body.sizes), len(body.records))
         now = time.monotonic()
         pending = _Pending(request, header, len(runs), now)
         busy = self._is_busy()
@@ -261,11 +267,13 @@ class Produce(RequestFamily):
             self._append_all(pending, accepted, runs, body, later)
         pending.answer_if_done()
 
-    def _must_wait(self, request: Request, header: ProduceRequest, runs: list[ProduceRun]) -> bool:
+    def _must_wait(
+        self, request: Request, header: ProduceRequest, runs: list[ProduceRun], senders: tuple[str, ...]
+    ) -> bool:
         """Answer BUSY unless its sender keeps its rate; the body of one that must wait is not looked at."""
         grants = request.connection.grants
         messages = sum([max(0, run.records) for run in runs])
-        wait_s = self._quotas.wait_s(grants, messages, len(request.body))
+        wait_s = self._quotas.wait_s(senders, messages, len(request.body))
         if wait_s <= 0:
             return False
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """QUOTA_SET, QUOTA_REMOVE, QUOTA_LIST, QUOTA_SPEND: quotas in the table `%QUOTA` and in memory.
 
 Each broker has all of them, and grants an equal part of what the cluster's brokers share: rates, sessions,
-MQTT connections, kept bytes. Rooms that are limited ask here; gateways are told of each change, and say what
+MQTT connections. Rooms that are limited ask here; gateways are told of each change, and say what
 clients have sent.
 """
 
@@ -19,6 +19,7 @@ from broker.quotas.core.rates import PublishRates
 from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.names.tenants import tenant_of
 from holdmq.quotas.limits import QuotaBook, check_quota, decode_quota, encode_quota, principal_of
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -30,6 +31,7 @@ from holdmq.wire.quota_headers import (
     LIST_MAX,
     QUOTA_QUEUES,
     QUOTA_TOPIC,
+    TENANT,
     QuotaChangedRequest,
     QuotaListRequest,
     QuotaListResponse,
@@ -73,7 +75,8 @@ class Quotas(RequestFamily):
     """The quotas of one broker, and what is used of them here.
 
     `connections` are all, with what they said in HELLO; `sessions` knows what users and tenants have of
-    those. `has_rates` is looked at by each PRODUCE, `has_counts` by each client that comes.
+    those, `topic_names` gives the names of all topics. `has_rates` is looked at by each PRODUCE, `has_counts`
+    by each client that comes.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Quotas(RequestFamily):
         topics: RequiresTopics,
         connections: Mapping[Connection, HelloRequest | None],
         sessions: CountsSessions,
+        topic_names: Callable[[], Iterable[str]],
         clock_ms: Callable[[], int],
     ) -> None:
         self.has_rates = False
@@ -91,6 +95,7 @@ class Quotas(RequestFamily):
         self.rates = PublishRates(self._book)
         self._connections = connections
         self._sessions = sessions
+        self._topic_names = topic_names
         self._clock_ms = clock_ms
         self._refused_of: dict[str, int] = {}
         self._adding: dict[str, QuotaRow] = {}
@@ -131,13 +136,41 @@ class Quotas(RequestFamily):
 
     # What rooms ask
 
-    def wait_s(self, grants: Grants | None, messages: int, size_bytes: int) -> float:
-        """For how long a producer with so many messages has to wait, 0 = it may send now."""
-        return self.rates.wait_s(principals_of(grants), messages, size_bytes, self._loop.time())
+    def senders(self, grants: Grants | None, topics: Iterable[str]) -> tuple[str, ...]:
+        """Whose quotas hold for what a connection publishes: its key's, and those of the topics' tenants.
 
-    def sent(self, grants: Grants | None, messages: int, size_bytes: int) -> None:
-        """A producer that needed not wait sends so much."""
-        self.rates.take(principals_of(grants), messages, size_bytes, self._loop.time())
+        What a gateway sends is its clients', who have their own; keys of other roles above stand above all.
+        """
+        if grants is not None and not grants.key.roles.isdisjoint(_ABOVE):
+            return ()
+        tenants = dict.fromkeys(filter(None, map(tenant_of, topics)))
+        return (*principals_of(grants), *(principal_of(TENANT, tenant) for tenant in tenants))
+
+    def wait_s(self, senders: tuple[str, ...], messages: int, size_bytes: int) -> float:
+        """For how long somebody with so many messages has to wait, 0 = he may send now."""
+        return self.rates.wait_s(senders, messages, size_bytes, self._loop.time())
+
+    def sent(self, senders: tuple[str, ...], messages: int, size_bytes: int) -> None:
+        """Count what is sent by somebody who needed not wait."""
+        self.rates.take(senders, messages, size_bytes, self._loop.time())
+
+    def check_topics(self, name: str, names: Callable[[], Iterable[str]]) -> None:
+        """Raise RemoteError if a topic of this name is one too many for its tenant.
+
+        `names` gives those of all topics that there are, and of those that are about to be.
+        """
+        tenant = tenant_of(name) if self.has_counts else ""
+        quota = self._book.of(principal_of(TENANT, tenant)) if tenant else None
+        if quota is None or not quota.topics:
+            return
+        if _count_of(tenant, names()) >= quota.topics:
+            principal = principal_of(TENANT, tenant)
+            self.refuse(principal)
+            raise RemoteError(
+                Code.QUOTA_EXCEEDED,
+                f"{principal} has the {quota.topics} topics that its quota allows: delete some, or raise it "
+                f"(holdmq quota set {principal} --topics N)",
+            )
 
     def sessions_max(self, principal: str) -> int:
         """How many sessions of a user or tenant may be written down here; 0 = as many as it likes."""
@@ -171,6 +204,9 @@ class Quotas(RequestFamily):
                     f"{principal} has the {quota.connections} connections to this broker that its quota "
                     f"allows: close some, or raise it (`holdmq quota set {principal} --connections N`)",
                 )
+
+    def _topics_of(self, tenant: str) -> int:
+        return _count_of(tenant, self._topic_names())
 
     def _connections_of_key(self, name: str) -> int:
         return sum(
@@ -259,6 +295,8 @@ class Quotas(RequestFamily):
                 refused=self._refused_of.get(principal, 0),
             )  # fmt: skip
             kind, _, name = principal.partition(":")
+            if kind == TENANT:
+                use = use._replace(topics=self._topics_of(name))
             if kind == KEY:
                 use = use._replace(connections=self._connections_of_key(name))
             else:
@@ -301,6 +339,11 @@ class Quotas(RequestFamily):
             for connection, hello in self._connections.items():
                 if hello is not None and hello.role == "gateway":
                     connection.send_one_way(RequestCode.QUOTA_CHANGED, push)
+
+
+def _count_of(tenant: str, names: Iterable[str]) -> int:
+    """How many of these topics a tenant has made; those of its groups' retries are not its own."""
+    return sum(tenant_of(name) == tenant and not name.startswith("%") for name in names)
 
 
 def principals_of(grants: Grants | None) -> Iterable[str]:

@@ -8,7 +8,7 @@ rules are in `broker.topics.core.changes`, the file in `broker.topics.topic_file
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +98,20 @@ class TopicStore(DeletableQueues, Protocol):
         """First offset and next confirmed offset of a queue."""
 
 
+class TopicQuotas(Protocol):
+    """Knows how many topics tenants may have."""
+
+    def check_topics(self, name: str, names: Callable[[], Iterable[str]]) -> None:
+        """Raise RemoteError if a topic of this name is one too many; `names` gives those of all others."""
+
+
+class NoQuotas:
+    """Stands for quotas until a store is open: nobody makes topics before that."""
+
+    def check_topics(self, name: str, names: Callable[[], Iterable[str]]) -> None:
+        """Refuse no topic at all."""
+
+
 class TopicRequests(RequestFamily):
     """The topic table and its file. `load` it, then `start` it over an open store.
 
@@ -128,6 +142,7 @@ class TopicRequests(RequestFamily):
         self._loop = asyncio.get_running_loop()
         self._store: TopicStore | None = None
         self._groups: GroupOffsets = NoGroups()
+        self._quotas: TopicQuotas = NoQuotas()
         self._deletion: QueueDeletion | None = None
         self._parked: dict[str, list[Request]] = {}
         self._told_due = False
@@ -173,8 +188,9 @@ class TopicRequests(RequestFamily):
         if loaded is not None:
             self.table.load(loaded.content, loaded.data_version, str(self._file.file.path))
 
-    def start(self, store: TopicStore, groups: GroupOffsets) -> None:
+    def start(self, store: TopicStore, groups: GroupOffsets, quotas: TopicQuotas) -> None:
         """Go on where the last run ended: retention, pauses, old routes, deletions. The store is open."""
+        self._quotas = quotas
         self._store = store
         self._groups = groups
         self.temporary.store = store.temporary
@@ -234,6 +250,8 @@ class TopicRequests(RequestFamily):
                     f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
                 )
             self._check_age(topic)
+            if known is None:
+                self._quotas.check_topics(topic.name, staged.names)
             staged.put(topic)
 
         def done(error: HoldMQError | None) -> None:

@@ -29,6 +29,11 @@ class Staged:
         """The topic as the changes so far leave it, one that is being deleted included."""
         return self.changed[name] if name in self.changed else self._table.find(name)
 
+    def names(self) -> list[str]:
+        """The names of all topics as the changes so far leave them."""
+        found = {topic.name for topic in self._table.all()} | self.changed.keys()
+        return [name for name in found if self.get(name) is not None]
+
     def put(self, topic: Topic) -> None:
         """Add a topic or give it new settings; no change is none."""
         if self.get(topic.name) != topic:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given
-from holdmq.cli.shown import say
+from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.shown import say, write_line
 from holdmq.config.model import Config
 from holdmq.quotas.limits import LIMITS, parse_principal, principal_of
 from holdmq.service.process import EXIT_FAILED
@@ -43,18 +43,13 @@ def set_(
     topics: Annotated[int, typer.Option("--topics", min=0, help="Topics, of a tenant.")] = 0,
     sessions: Annotated[int, typer.Option("--sessions", min=0, help="MQTT sessions that are kept.")] = 0,
     connections: Annotated[int, typer.Option("--connections", min=0, help="Connections at a time.")] = 0,
-    kept_bytes: Annotated[
-        int, typer.Option("--kept-bytes", min=0, help="Bytes in the log, of a tenant.")
-    ] = 0,
 ) -> None:
     """Set what somebody may use, in place of his quota of before; what is not named has no limit.
 
     Exit code 1 if a broker did not answer: it keeps to what it had.
     """
     kind, name = parse_principal(whose)
-    quota = QuotaRow(
-        kind, name, publish_rate, publish_bytes_rate, topics, sessions, connections, kept_bytes, _user()
-    )
+    quota = QuotaRow(kind, name, publish_rate, publish_bytes_rate, topics, sessions, connections, by=_user())
     done = _run(given.configuration(), lambda quotas: quotas.set(quota))
     given.tell({"quota": done.quota._asdict(), "away": done.away}, f"{whose} may use {_limits(done.quota)}")
     _say_away(done.away)
@@ -92,9 +87,12 @@ def show(given: Given, whose: Whose) -> None:
     if view is None:
         say(f"{whose} has no quota", err=True)
         raise typer.Exit(EXIT_FAILED)
-    lines = [f"{limit}  {used} of {most or 'any'}" for limit, used, most in _use_of(view)]
-    lines += [f"waited  {view.used.waited} times", f"refused  {view.used.refused} times"]
-    given.tell(_shown(view), "\n".join(lines))
+    if given.as_json:
+        print_json(_shown(view))
+    else:
+        for limit, used, most in _use_of(view):
+            write_line(f"{limit}  {used} of {most or 'any'}".encode())
+        write_line(f"waited {view.used.waited} times, refused {view.used.refused} times".encode())
     if found.away:
         say(f"no answer from {', '.join(found.away)}: what is used there is missing", err=True)
 
@@ -131,7 +129,7 @@ def _shown(view: QuotaView) -> dict[str, Any]:
 def _use_of(view: QuotaView) -> list[tuple[str, int, int]]:
     """Each limit with what is used of it."""
     use = view.used
-    used = (use.messages_per_s, use.bytes_per_s, use.topics, use.sessions, use.connections, use.kept_bytes)
+    used = (use.messages_per_s, use.bytes_per_s, use.topics, use.sessions, use.connections)
     return [(limit, used, getattr(view.quota, limit)) for limit, used in zip(LIMITS, used, strict=True)]
 
 

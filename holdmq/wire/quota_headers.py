@@ -26,8 +26,8 @@ LIST_MAX: Final = 1_000
 class QuotaRow(NamedTuple):
     """The limits of `kind:name`, of the whole cluster; 0 = none of that.
 
-    `publish_rate` in messages per second, `publish_bytes_rate` in bytes per second, `kept_bytes` in bytes,
-    the others are numbers. `by` set it at `changed_ms` (ms since the epoch).
+    `publish_rate` in messages per second, `publish_bytes_rate` in bytes per second, the others are numbers.
+    `by` set it at `changed_ms` (ms since the epoch).
     """
 
     kind: str
@@ -37,7 +37,6 @@ class QuotaRow(NamedTuple):
     topics: int = 0
     sessions: int = 0
     connections: int = 0
-    kept_bytes: int = 0
     by: str = ""
     changed_ms: int = 0
 
@@ -55,7 +54,6 @@ class QuotaUse(NamedTuple):
     topics: int = 0
     sessions: int = 0
     connections: int = 0
-    kept_bytes: int = 0
     waited: int = 0
     refused: int = 0
 

@@ -17,6 +17,7 @@ PAGES = (
     "idempotence.md",
     "messages.md",
     "producer.md",
+    "quotas.md",
     "retry.md",
     "tables.md",
 )

@@ -116,6 +116,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         ("toml", CONFIGURATION),
         ("console", _CONTROL),
     ],
+    "docs/quotas.md": [("console", _GUIDES)],
     "docs/replication.md": [("sh", COMMANDS), ("toml", CONFIGURATION)],
     "docs/retained.md": [("text", _DEVICES)],
     "docs/retry.md": [

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,10 +85,13 @@ class NoQuotas:
 
     has_rates = False
 
-    def wait_s(self, _grants: Grants | None, _messages: int, _size_bytes: int) -> float:
+    def senders(self, _grants: Grants | None, _topics: Iterable[str]) -> tuple[str, ...]:
         raise AssertionError
 
-    def sent(self, _grants: Grants | None, _messages: int, _size_bytes: int) -> None:
+    def wait_s(self, _senders: tuple[str, ...], _messages: int, _size_bytes: int) -> float:
+        raise AssertionError
+
+    def sent(self, _senders: tuple[str, ...], _messages: int, _size_bytes: int) -> None:
         raise AssertionError
 
 

@@ -6,6 +6,7 @@ import pytest
 from broker_stack import Stack, Start, make_record, produce_body, refused, until
 
 from broker.quotas import requests
+from broker.topics.core.table import Topic
 from holdmq.credentials.access_keys import AccessKey, Grants
 from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, RemoteError
@@ -16,6 +17,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceResponse, ProduceRun, RunResult
 from holdmq.wire.quota_headers import (
     KEY,
+    TENANT,
     USER,
     QuotaChangedRequest,
     QuotaListRequest,
@@ -208,3 +210,28 @@ async def test_a_connection_more_than_a_key_may_have_is_refused_by_name(broker: 
     shows(broker, "")
     _, used = await listed(broker)
     assert (used["key:orders"].connections, used["key:orders"].refused) == (0, 1)
+
+
+async def test_who_publishes_to_a_tenant_s_topics_keeps_its_rate_whoever_he_is(broker: Stack) -> None:
+    await opened(broker)
+    broker.server.topics.table.add(Topic("acme%t", 1, 1))
+    broker.server.topics.table.add(Topic("other%t", 1, 1))
+    await put(broker, QuotaRow(TENANT, "acme", publish_rate=10))
+    for status in (Code.OK, Code.BUSY):
+        assert (await produce(broker, 20, "acme%t"))[0].status == status
+    assert (await produce(broker, 20, "other%t"))[0].status == Code.OK
+
+
+async def test_a_tenant_has_as_many_topics_as_its_quota_allows_also_after_a_restart(start: Start) -> None:
+    stack = await opened(await start())
+    await put(stack, QuotaRow(TENANT, "acme", topics=2))
+    for name in ("acme%a", "acme%b", "other%a", "c"):
+        await stack.create(name, 1)
+    assert await refused(stack.create("acme%c", 1)) == Code.QUOTA_EXCEEDED
+    await stack.create("acme%b", 1)
+    stack = await opened(await start())
+    with pytest.raises(RemoteError, match="tenant:acme has the 2 topics that its quota allows: delete some"):
+        await stack.create("acme%c", 1)
+    await stack.create("d", 1)
+    _, used = await listed(stack)
+    assert (used["tenant:acme"].topics, used["tenant:acme"].refused) == (2, 1)

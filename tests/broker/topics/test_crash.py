@@ -16,7 +16,7 @@ from stepped_store import Stepped
 from broker.readers.readers import TopicReaders
 from broker.topics.core.table import NOT_DELETING, TopicTable
 from broker.topics.queue_deletion import NoGroups
-from broker.topics.requests import TopicRequests
+from broker.topics.requests import NoQuotas, TopicRequests
 from holdmq.errors import RemoteError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection
@@ -49,7 +49,7 @@ class Broker:
         self.table = TopicTable(100, QUEUES)
         self.topics = TopicRequests(TOPIC_JSON, self.table, True, TopicReaders(), 0.0, disk)
         self.topics.load()
-        self.topics.start(self.stepped.store, NoGroups())
+        self.topics.start(self.stepped.store, NoGroups(), NoQuotas())
 
     async def turn(self) -> None:
         """What the store's threads do, and one turn of the loop."""
