@@ -12,7 +12,7 @@ from broker.app.replicas import ReplicaProcess
 from broker.app.takeover import Takeovers
 from holdmq.alarms.channels import refuse_open_secrets
 from holdmq.config.changes import BROKER as BROKER_SERVICE
-from holdmq.config.changes import Adjustment
+from holdmq.config.changes import Adjustment, Reloaded
 from holdmq.config.model import Config
 from holdmq.coordination.counted import HELP as COORDINATION
 from holdmq.rpc.auth import HELP, ServerSecurity
@@ -28,7 +28,12 @@ async def main(config: Config, service: Service) -> None:
     work_in_batches()
     security = ServerSecurity.of(config, "broker")
     check(config)
-    lives = Lives(config, service, security)
+
+    async def reload() -> Reloaded:
+        # It adjusts the rooms of these lives, which let others ask for it.
+        return await reloading.reload()
+
+    lives = Lives(config, service, security, reload)
     replica = ReplicaProcess(config, service, lives, security) if config.replication.replicas else None
     here = lives if replica is None else replica
     sources = [

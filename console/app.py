@@ -27,6 +27,7 @@ from console.live.feed import SharedFeed
 from console.live.shards import Shards
 from console.management import (
     bans,
+    configurations,
     connected,
     dead_letters,
     groups,
@@ -40,6 +41,7 @@ from console.management import (
 from console.management.clients import ClusterClients
 from console.sql.analysis import Analysis
 from holdmq.config.analytics import ConsoleSection
+from holdmq.rpc.security import Security
 from holdmq.service import telemetry
 from holdmq.service.admin import ReadyCheck
 from holdmq.service.host_rule import AllowedHosts
@@ -56,8 +58,13 @@ def endpoint_table(
     analyses: Analysis,
     callers: KnowsCallers,
     audit: AuditLog,
+    registries: Sequence[str],
+    security: Security | None,
 ) -> list[Endpoint]:
-    """Return every endpoint of the API, the one that describes them included."""
+    """Return every endpoint of the API, the one that describes them included.
+
+    `registries` are those of the cluster, and `security` what they are asked with.
+    """
     is_open = not isinstance(callers, SignedInCallers)
     return with_document(
         [
@@ -71,6 +78,7 @@ def endpoint_table(
             *dead_letters.endpoints(clients),
             *replicas.endpoints(cluster, shards),
             *connected.endpoints(clients),
+            *configurations.endpoints(clients, registries, security),
             *bans.endpoints(clients),
             *sessions.endpoints(cluster, clients),
             *stored.endpoints(clients),

@@ -76,7 +76,9 @@ async def main(config: Config, service: Service) -> None:
     reloading = Reloading(CONSOLE, config, _adjustments(sessions, analysis), _check)
     service.controls[PATH] = reloading.control
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.soon)
-    endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit)
+    endpoints = endpoint_table(
+        feed, cluster, clients, shards, analysis, callers, audit, config.registries(), security
+    )
     answering = EndpointServer(callers, audit)
     hosts = AllowedHosts(config.host_names())
     app = build(endpoints, answering, analysis, service.readiness, service.liveness, section, hosts)
@@ -138,7 +140,7 @@ async def described_api() -> dict[str, Any]:
     audit = AuditLog(directory)
     callers = SignedInCallers(AccountFile(directory), SignedInTable(1, 1))
     analysis = Analysis(Path(TABLES), section, StatsSection())
-    endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit)
+    endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit, [], None)
     return document(endpoints)
 
 

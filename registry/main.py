@@ -6,11 +6,12 @@ import asyncio
 import signal
 from pathlib import Path
 
-from holdmq.config.changes import REGISTRY, Adjustment
+from holdmq.config.changes import REGISTRY, Adjustment, Reloaded
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import HELP, ServerSecurity
+from holdmq.rpc.config_reload import ConfigReload
 from holdmq.service.build import running_build
 from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service, listen_error
@@ -23,8 +24,17 @@ async def main(config: Config, service: Service) -> None:
     """Serve the tables on ``registry.bind:registry.port`` until the process is told to stop."""
     section = config.registry
     security = ServerSecurity.of(config, "registry")
+
+    async def reload() -> Reloaded:
+        # It adjusts the server, which lets others ask for it.
+        return await reloading.reload()
+
     server = RegistryServer(
-        config.cluster.name, section.scan_interval_s, section.broker_expiry_s, data_dir=Path(section.data_dir)
+        config.cluster.name,
+        section.scan_interval_s,
+        section.broker_expiry_s,
+        data_dir=Path(section.data_dir),
+        reload=ConfigReload(REGISTRY, f"{section.bind}:{section.port}", reload),
     )
     await asyncio.to_thread(close_to_others, Path(section.data_dir), "orderTopic.json")
     await asyncio.to_thread(server.load, section.accept_backup)

@@ -16,6 +16,7 @@ from typing import Final
 from prometheus_client import Counter, Gauge
 
 from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.rpc.config_reload import ConfigReload
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.service import telemetry
@@ -99,7 +100,8 @@ _DROPPED = Counter(
 class RegistryServer:
     """Serves the tables. `listen`, then run `scan` in a task, then `close`.
 
-    `data_dir`: where ordered topics are kept; None = in memory alone. Call `load` first then.
+    `data_dir`: where ordered topics are kept; None = in memory alone. Call `load` first then. `reload`: who
+    has the process read its configuration again; None = nobody can, from afar.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class RegistryServer:
         brokers_max: int = BROKERS_MAX,
         routes_max: int = ROUTES_MAX,
         data_dir: Path | None = None,
+        reload: ConfigReload | None = None,
     ) -> None:
         # A client that comes from another registry, or from before a restart, knows no version of ours.
         self.tables = RegistryTables(brokers_max, routes_max, secrets.randbits(VERSION_BITS - 20) << 20)
@@ -131,6 +134,8 @@ class RegistryServer:
             RequestCode.ORDER_GET: self._order_get,
             RequestCode.ORDER_SET: self._order_set,
         }
+        if reload is not None:
+            routes[RequestCode.CONFIG_RELOAD] = reload.handle
         self.rpc = Server(
             {code: _counted(code, handler) for code, handler in routes.items()},
             self._hello,

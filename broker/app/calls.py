@@ -12,7 +12,9 @@ from broker.app.subscribers import READS_SHOWN_MAX, SHOWN_MAX, ConnectionActivit
 from broker.kernel.request_family import RequestFamily
 from broker.produce.bounds import MessageBounds
 from broker.topics.core.table import TopicTable
+from holdmq.config.changes import BROKER
 from holdmq.config.model import Config
+from holdmq.rpc.config_reload import ConfigReload, Reload
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -66,9 +68,9 @@ class BrokerCalls(RequestFamily):
 
     `connections` are all, with what they said in HELLO (None = nothing yet); `numbers` are the broker's
     metrics; `gateway_heard` is told of each HEARTBEAT of a gateway; `subscriptions` are those of each
-    connection in consumer groups, `activity` what else it does; `copies` says where the replicas of its
-    shard are; `bounds` are what messages must be; `admit` raises RemoteError for a connection that may not
-    come in.
+    connection in consumer groups, `activity` what else it does; `copies` says where the replicas of its shard
+    are; `bounds` are what messages must be; `reload` has the process read its configuration again; `admit`
+    raises RemoteError for a connection that may not come in.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class BrokerCalls(RequestFamily):
         copies: KnowsCopies,
         admit: Callable[[Connection], None],
         bounds: MessageBounds,
+        reload: Reload,
     ) -> None:
         self._activity = activity
         self._admit = admit
@@ -97,11 +100,13 @@ class BrokerCalls(RequestFamily):
         self._subscriptions = subscriptions
         self._copies = copies
         self._bounds = bounds
+        self._config_reload = ConfigReload(BROKER, identity.name, reload)
         self._states: dict[Connection, dict[str, Any]] = {}
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
             RequestCode.HEARTBEAT: self._heartbeat,
+            RequestCode.CONFIG_RELOAD: self._config_reload.handle,
             RequestCode.QUEUE_BOUNDS: self._queue_bounds,
             RequestCode.BROKER_STATUS: self._status,
             RequestCode.CONNECTION_LIST: self._list_connections,

@@ -65,6 +65,7 @@ from holdmq.errors import HoldMQError
 from holdmq.files.disk import Disk
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.config_reload import Reload
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode
@@ -113,6 +114,7 @@ class Broker:
         copies: KnowsCopies,
         next_reads: NextReads,
         is_fenced: bool,
+        reload: Reload,
         clock_ms: ClockMs = now_ms,
     ) -> None:
         table = topics.table
@@ -260,6 +262,7 @@ class Broker:
             copies=copies,
             admit=self.quotas.admit,
             bounds=self.bounds,
+            reload=reload,
         )
         by_filter = [room for room in (self.reads, self.share) if room is not None]
         topic_readers = TopicReaderList(table, readers.table, by_filter, hello_of)

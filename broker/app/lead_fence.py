@@ -18,6 +18,8 @@ from holdmq.wire.codes import RequestCode
 FREE: Final = frozenset(
     {
         RequestCode.HEARTBEAT,
+        RequestCode.CONFIG_RELOAD,
+        RequestCode.GATEWAY_RELOAD,
         RequestCode.PRODUCE,
         RequestCode.BROKER_STATUS,
         RequestCode.CONNECTION_LIST,

@@ -29,6 +29,7 @@ from broker.topics.requests import TopicRequests
 from holdmq.config.model import Config
 from holdmq.errors import ShardLostError, StoreFormatError
 from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.config_reload import Reload
 from holdmq.rpc.security import Security
 from holdmq.service.build import running_build
 from holdmq.service.process import Service
@@ -67,12 +68,13 @@ class Life(NamedTuple):
 
 
 class Lives:
-    """Lives of one process. Their numbers are added up."""
+    """Lives of one process. Their numbers are added up; `reload` has it read its configuration again."""
 
-    def __init__(self, config: Config, service: Service, security: ServerSecurity) -> None:
+    def __init__(self, config: Config, service: Service, security: ServerSecurity, reload: Reload) -> None:
         self._config = config
         self._service = service
         self._security = security
+        self._reload = reload
         self._living: dict[Broker, Registration | None] = {}
         self._in_force: Config | None = None
         self.serving = 0
@@ -201,6 +203,7 @@ class Lives:
             life.copies,
             life.next_reads,
             is_fenced=engine.replicated is not None,
+            reload=self._reload,
         )
         await loop.run_in_executor(None, broker.load, accept_backup)
         try:

@@ -31,6 +31,12 @@ from holdmq.wire.client_headers import (
 )
 from holdmq.wire.client_places import ClientsPart, check_place, merged, part_of, selection_of, sorted_by
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.config_headers import (
+    GatewayReloadRequest,
+    GatewayReloadResponse,
+    ReloadedRow,
+    merged_reloads,
+)
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import HelloRequest
 
@@ -61,6 +67,7 @@ class GatewayRequests(RequestFamily):
             RequestCode.CLIENT_KICK: self.kick,
             RequestCode.FLAPPING_LIST: self.flapping,
             RequestCode.CLIENT_BUSIEST: self.busiest,
+            RequestCode.GATEWAY_RELOAD: self.reload,
         }
 
     def closed(self, connection: Connection) -> None:
@@ -144,6 +151,22 @@ class GatewayRequests(RequestFamily):
 
         def done(workers: list[str], silent: list[str]) -> None:
             request.reply(ClientBusiestResponse(found, workers, silent))
+
+        self._ask(request, header, header.besides, took, done)
+
+    def reload(self, request: Request) -> None:
+        """Answer GATEWAY_RELOAD with what came of it at each gateway that is meant."""
+        header = request.header(GatewayReloadRequest)
+        found: list[ReloadedRow] = []
+
+        def took(reply: Reply) -> list[str]:
+            nonlocal found
+            answer = reply.header(GatewayReloadResponse)
+            found = merged_reloads([*found, *rows(ReloadedRow, answer.reloaded)])
+            return answer.workers
+
+        def done(workers: list[str], silent: list[str]) -> None:
+            request.reply(GatewayReloadResponse(found, workers, silent))
 
         self._ask(request, header, header.besides, took, done)
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from holdmq.client.admin import Admin
 from holdmq.client.bans import BanAdmin
+from holdmq.client.configurations import ConfigAdmin
 from holdmq.client.connected import ClientAdmin
 from holdmq.client.dead_letters import DeadLetters
 from holdmq.client.groups import GroupAdmin
@@ -28,6 +29,7 @@ class ClusterClients:
         self.groups = GroupAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.sessions = SessionAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.connected = ClientAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
+        self.configurations = ConfigAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.bans = BanAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.messages = Messages(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.letters = DeadLetters(routes=routes, timeout_s=CALL_TIMEOUT_S)
@@ -38,8 +40,8 @@ class ClusterClients:
     async def open(self) -> None:
         """Begin using the routes; returns at once."""
         for one in (
-            self.groups, self.sessions, self.connected, self.bans, self.messages, self.letters, self.retained,
-            self.producer,
+            self.groups, self.sessions, self.connected, self.configurations, self.bans, self.messages,
+            self.letters, self.retained, self.producer,
         ):  # fmt: skip
             await self._stack.enter_async_context(one)
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,7 @@ from gateway.parent.metrics import GatewayCollector, Reports
 from gateway.parent.settings import GatewaySettings
 from gateway.worker.parent_socket import MESSAGE_MAX_BYTES
 from gateway.worker.serving import serve
+from holdmq.config.changes import Reloaded
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
 from holdmq.service import telemetry
@@ -32,6 +34,7 @@ from holdmq.service.build import running_build
 from holdmq.service.host_rule import AllowedHosts
 from holdmq.service.process import die_with_parent, run_until_stopped, start_admin
 from holdmq.service.reloading import PATH
+from holdmq.wire.config_headers import ERROR_MAX
 
 GC_THRESHOLD: Final = 20_000
 """Container objects made between two young collections: a full batch of publishes makes about as many."""
@@ -273,6 +276,8 @@ class WorkerSupervisor:
                 uptime_s = int(time.monotonic() - self._began_at)
                 totals = {"numbers": self._reports.totals(), "workers": self._reports.workers}
                 _command(child, {**totals, "uptime_s": uptime_s})
+            elif "reload" in message:
+                self._reload_for(child, message["reload"])
             else:
                 self._controls.received(child.index, message)
             return
@@ -290,6 +295,17 @@ class WorkerSupervisor:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         log.error("a gateway worker ended; starting it again", worker=child.index, pid=child.pid, how=how)
         self._restarts.append((max(time.monotonic(), child.started_at + RESTART_PAUSE_S), child.index))
+
+    def _reload_for(self, child: _WorkerProcess, number: int) -> None:
+        """A worker was asked from afar to have the configuration read: tell it what came of it."""
+
+        def came_of(future: Future[Reloaded]) -> None:
+            error = future.exception()
+            changed, waiting = ([], []) if error is not None else future.result()
+            said = "" if error is None else str(error)[:ERROR_MAX]
+            _command(child, {"reloaded": number, "changed": changed, "waiting": waiting, "error": said})
+
+        self._settings.ask().add_done_callback(came_of)
 
     def _restart(self, indices: list[int]) -> None:
         """Fork again without the admin threads: a lock that one holds would stay locked in the child."""

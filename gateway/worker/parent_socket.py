@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.deliver.system_topics import SystemTopics
     from gateway.observe.tracing import Tracing
     from gateway.protect.gate import AdmissionGate
+    from gateway.worker.reloads import GatewayReloads
     from holdmq.config.changes import LiveSettings
 
 MESSAGE_MAX_BYTES: Final = 64 << 10
@@ -77,6 +78,7 @@ class ParentCommands:
         tracing: Tracing,
         system: SystemTopics,
         settings: LiveSettings,
+        reloads: GatewayReloads,
         now: Callable[[], float],
     ) -> None:
         self._gate = gate
@@ -84,6 +86,7 @@ class ParentCommands:
         self._tracing = tracing
         self._system = system
         self._settings = settings
+        self._reloads = reloads
         self._now = now
 
     def obey(self, command: dict[str, Any]) -> None:
@@ -97,6 +100,8 @@ class ParentCommands:
             self._logins.forget(command["unban"])
         elif "login_failed" in command or "logins_known" in command:
             self._logins.told(command)
+        elif "reloaded" in command:
+            self._reloads.told(command)
         elif "settings" in command:
             self._settings.apply(command["settings"])
         elif "trace" in command:

@@ -32,6 +32,7 @@ from gateway.worker.foundations import Foundations
 from gateway.worker.intake import LiveIntake
 from gateway.worker.parent_socket import ParentCommands
 from gateway.worker.reception import Reception
+from gateway.worker.reloads import GatewayReloads
 from gateway.worker.reporting import Reporting
 from gateway.worker.roster import BrokerRoster
 from gateway.worker.settings import settings_of
@@ -86,6 +87,8 @@ class Worker:
         ClientList(name, clients, turn, now).answer_in(self.routes.answers)
         busiest = BusiestClients(name, clients)
         busiest.answer_in(self.routes.answers)
+        reloads = GatewayReloads(name, parent)
+        reloads.answer_in(self.routes.answers)
         FlappingBans(name, gate.bans, now).answer_in(self.routes.answers)
         logins = self.logins = Logins(section, login_failures, counters, now, parent)
         subscriptions = deliveries.subscriptions
@@ -192,7 +195,7 @@ class Worker:
             config, context.limits, gate, metering, overload, topics, relief, self.draining, connection_log,
             deliveries.system,
         )  # fmt: skip
-        self.commands = ParentCommands(gate, logins, tracing, deliveries.system, settings, now)
+        self.commands = ParentCommands(gate, logins, tracing, deliveries.system, settings, reloads, now)
         self.clock = WorkerClock(
             reception.wheel,
             turn,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from holdmq.cli.options import CommandGroup, Given, Output, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.changes import RELOADED
+from holdmq.config.model import Config
 from holdmq.config.sources import reference, table_reference
 from holdmq.errors import StartupError, UsageError
 from holdmq.service.process import EXIT_FAILED
@@ -89,7 +91,7 @@ def show(given: Given) -> None:
             say(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
 
 
-@app.add("reload", example="holdmq config reload broker gateway")
+@app.add("reload", example="holdmq config reload --broker broker-0")
 def reload(
     given: Given,
     services: Annotated[
@@ -101,13 +103,39 @@ def reload(
         ),
     ] = None,
     admin: Admin = "",
+    broker: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--broker", metavar="NAME", help="From afar: a broker, by its name.", show_default=False
+        ),
+    ] = None,
+    gateway: Annotated[
+        str,
+        typer.Option(
+            "--gateway",
+            metavar="HOST",
+            help="From afar: gateways whose host begins so, or a pattern; * = all.",
+        ),
+    ] = "",
+    registry: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--registry", metavar="HOST:PORT", help="From afar: the registry there.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Have running services read their configuration again; say what changed, and what needs a restart.
 
     Each reads the file, the environment and the --set that it was started with. One whose configuration is
-    wrong changes nothing.
+    wrong changes nothing. Without options they are those of this machine; from afar it takes the role admin
+    where there are access keys.
     """
     loaded = given.configuration()
+    if broker or gateway or registry:
+        if services or admin:
+            raise UsageError("services are named here, or with --broker, --gateway and --registry: not both")
+        _tell_reloads(given, _from_afar(loaded, broker or [], gateway, registry or []))
+        return
     names = services or list(RELOADED)
     unknown = sorted(set(names) - set(RELOADED))
     if unknown:
@@ -129,6 +157,44 @@ def reload(
         raise StartupError(
             "no service answers at its admin port on this machine; --admin HOST:PORT names another port"
         )
+    _tell_reloads(given, results)
+
+
+def _from_afar(
+    config: Config, brokers: list[str], gateway: str, registries: list[str]
+) -> list[dict[str, Any]]:
+    from holdmq.client.configurations import ConfigAdmin, reload_registry
+    from holdmq.rpc.security import Security
+
+    security = Security.of(config)
+
+    async def work() -> list[dict[str, Any]]:
+        found = [(await reload_registry(address, security))._asdict() for address in registries]
+        if brokers or gateway:
+            async with ConfigAdmin(config.registries(), security=security) as configurations:
+                found += [(await configurations.reload_broker(name))._asdict() for name in brokers]
+                if gateway:
+                    answer = await configurations.reload_gateways(gateway)
+                    found += [row._asdict() for row in answer.rows]
+                    found += [
+                        {
+                            "service": "gateway",
+                            "name": name,
+                            "changed": [],
+                            "waiting": [],
+                            "error": "no answer",
+                        }
+                        for name in answer.silent
+                    ]
+        return found
+
+    found = asyncio.run(work())
+    if not found:
+        raise StartupError(f"no gateway's host begins with {gateway!r}; `holdmq client list` shows some")
+    return found
+
+
+def _tell_reloads(given: Given, results: list[dict[str, Any]]) -> None:
     if given.as_json:
         print_json(results)
     else:
@@ -140,7 +206,7 @@ def reload(
 
 
 def _came_of(result: dict[str, Any]) -> list[str]:
-    name = result["service"]
+    name = " ".join(filter(None, (result["service"], result.get("name", ""))))
     if result["error"]:
         return [f"{name}: nothing was changed: {result['error']}"]
     changed, waiting = result["changed"], result["waiting"]

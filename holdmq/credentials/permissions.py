@@ -91,6 +91,8 @@ def _produces(topics: str) -> Needs:
 NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.HELLO: _ANYONE,
     RequestCode.HEARTBEAT: _ANYONE,
+    RequestCode.CONFIG_RELOAD: _ADMIN,
+    RequestCode.GATEWAY_RELOAD: _ADMIN,
     RequestCode.PRODUCE: Needs(GATEWAYS, True, Action.PRODUCE, by_item=True),
     # For a group it counts as the group's: a reader pulls for none.
     RequestCode.PULL: Needs(ADMINS, True, Action.CONSUME, groups=("group?",), by_item=True),

@@ -14,6 +14,7 @@ class RequestCode(IntEnum):
     HELLO = 1
     HEARTBEAT = 2
     BOUNDS_CHANGED = 3
+    CONFIG_RELOAD = 4
 
     PRODUCE = 10
 
@@ -127,6 +128,7 @@ class RequestCode(IntEnum):
     CLIENT_LIST = 170
     CLIENT_KICK = 171
     CLIENT_BUSIEST = 172
+    GATEWAY_RELOAD = 173
 
     BAN_ADD = 180
     BAN_REMOVE = 181

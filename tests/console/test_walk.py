@@ -261,6 +261,20 @@ async def test_a_dead_letter_is_read_and_sent_again(installation: Installation, 
         await expect(page.locator("main")).to_contain_text("This group has no dead letters")
 
 
+async def test_the_configuration_is_reloaded_and_what_came_of_it_is_said(
+    installation: Installation, browser: Browser
+) -> None:
+    async with signed_in(installation, browser) as page:
+        await expect(page.locator("#broker-broker-0")).to_contain_text("serving")
+        await button(page, "Reload configuration").click()
+        await dialog(page).get_by_label("Which services").select_option("broker broker-0")
+        await button(dialog(page), "Reload").click()
+        await expect(dialog(page)).to_contain_text("What came of it")
+        await expect(dialog(page).locator("#reloaded")).to_have_text("broker broker-0nothing to change")
+        await button(dialog(page), "Close").click()
+        await expect(dialog(page)).to_have_count(0)
+
+
 async def test_roles_see_what_they_may_and_the_server_refuses_the_rest(
     installation: Installation, browser: Browser
 ) -> None:

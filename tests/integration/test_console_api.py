@@ -161,6 +161,31 @@ def test_clients_are_found_shown_and_sent_away_and_the_audit_log_says_by_whom(
     MqttClient.close_all()
 
 
+def test_services_reload_and_the_busiest_are_told(stack: Stack, console: httpx.Client) -> None:
+    def reloaded(service: str, name: str = "") -> list[tuple[str, str, str]]:
+        body = {"service": service, "name": name}
+        found = done(console.post("configuration/reload", json=body))["reloaded"]
+        return [(row["service"], row["name"], row["error"]) for row in found]
+
+    assert reloaded("broker") == reloaded("broker", "broker-0") == [("broker", "broker-0", "")]
+    assert reloaded("registry") == [("registry", stack.registry, "")]
+    ((service, _, error),) = reloaded("gateway")
+    assert (service, error) == ("gateway", "")
+    # It connects to what its own configuration names, and to nothing that somebody asks for.
+    refused = console.post("configuration/reload", json={"service": "registry", "name": "192.0.2.1:1"})
+    assert refused.status_code == 404
+    client = MqttClient(stack.mqtt_port, "busy")
+    client.publish("busy/x", *[b"1"] * 50)
+    (busy,) = [
+        row
+        for row in done(console.get("clients-busiest", params={"by": "client", "limit": 1000}))["busiest"]
+        if row["name"] == "busy"
+    ]
+    assert (busy["messages_in"], busy["connections"], busy["error"]) == (50, 1, 0)
+    assert done(console.get("clients-busiest"))["busiest"][0]["name"] == ""
+    client.disconnect()
+
+
 def test_clients_are_banned_and_let_in_again(stack: Stack, console: httpx.Client) -> None:
     made = done(
         console.post("bans", json={"kind": "pattern", "value": "api/*", "reason": "why", "seconds": 60})

@@ -224,6 +224,37 @@ def test_messages_below_the_least_size_are_refused_on_every_way_as_soon_as_the_b
             after.send(Message("least", b"no"))
 
 
+def test_services_are_told_from_afar_and_say_what_changed_and_what_waits(whole: Stack) -> None:
+    def afar(*words: str) -> tuple[int, list[dict[str, Any]]]:
+        done = run_here(
+            *("config", "reload", "--json", "--set", f'client.registries=["{whole.registry}"]', *words)
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    file(whole).write_text(
+        "[broker]\ntopics_max = 7\nshared_window = 128\n[registry]\nbroker_expiry_s = 30\n"
+        "[gateway]\nkeepalive_max_s = 40\nreceive_max = 9\n"
+    )
+    code, found = afar("--broker", "broker-0", "--registry", whole.registry, "--gateway", "*")
+    assert code == 0
+    assert {row["service"]: (row["changed"], row["waiting"]) for row in found} == {
+        "broker": (["broker.topics_max"], ["broker.shared_window"]),
+        "registry": (["registry.broker_expiry_s"], []),
+        "gateway": (["gateway.keepalive_max_s"], ["gateway.receive_max"]),
+    }
+    client = MqttClient(whole.mqtt_port, "afar")
+    wait_until(
+        lambda: MqttClient(whole.mqtt_port, "y").connack.properties.server_keep_alive == 40,
+        "the workers have it",
+    )
+    client.disconnect()
+    file(whole).write_text("[broker]\ntopics_max = 0\n[gateway]\nkeepalive_max_s = 0\n")
+    code, found = afar("--broker", "broker-0", "--gateway", "*")
+    assert code == 1
+    assert ["broker.topics_max" in row["error"] for row in found] == [True, True]
+    assert afar("--broker", "broker-0", "--gateway", "nowhere")[1][0]["service"] == "broker"
+
+
 def test_the_console_takes_bounds_of_queries_and_names_what_waits(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
     stack.admin_ports["console"] = free_port()

@@ -27,6 +27,7 @@ from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
+from holdmq.config.changes import Reloaded
 from holdmq.config.model import BrokerSection, StorageSection
 from holdmq.errors import Code, RemoteError
 from holdmq.files.disk import Disk, RealDisk
@@ -124,6 +125,10 @@ def bodies(reply: Reply) -> list[bytes]:
 Start = Callable[..., Awaitable[Stack]]
 
 
+async def _nothing_to_reload() -> Reloaded:
+    return Reloaded([], [])
+
+
 async def start_broker(directory: Path, **settings: object) -> Stack:
     """Start a broker over `directory`/store, or what stands for that in the key-value server."""
     engine: dict[str, object] = {}
@@ -219,6 +224,7 @@ async def _serve(
         OneCopy(),
         cast("NextReads", settings.get("next_reads", FarReads(list, lambda: 0, 0, ReadCounts()))),
         is_fenced=False,
+        reload=_nothing_to_reload,
         clock_ms=clock_ms,
     )
     await asyncio.to_thread(broker.load)

@@ -1,9 +1,11 @@
 // What happens now: one stream feeds all of it.
 
+import { may } from "../account.js";
 import { Chart } from "../chart.js";
 import { h, notice, tell, write } from "../dom.js";
 import { bytes, clock, number, short, since } from "../format.js";
 import { fillSpark, fillState, known, link, LiveTable, text } from "../live_table.js";
+import { reloadConfiguration } from "../reload_dialog.js";
 import { Series } from "../series.js";
 import { follow } from "../stream.js";
 
@@ -55,6 +57,8 @@ export function show({ main, signal }) {
     text("Up", (g) => since(g.connected, Date.now()), "n"),
   ], (g) => `gateway-${g.client_id}`, "No gateway is connected to a broker: start one with `holdmq gateway`.");
 
+  const reload = may("admin") ? [h("span.spring"), h("button.small", { type: "button", id: "reload", onclick: () => reloadConfiguration((overview?.brokers ?? []).map((b) => b.broker)) }, "Reload configuration")] : [];
+
   main.append(
     h("header.head", {}, h("div", {}, h("h1", { tabindex: "-1" }, "Overview"), cluster), h("div.actions", {}, time, live)),
     h("section.hero", { "aria-label": "Throughput" },
@@ -64,7 +68,7 @@ export function show({ main, signal }) {
     clusterNotice,
     h("section.section", { "aria-labelledby": "topics-title" }, heading("topics", "Busiest topics", h("span.spring"), h("a.small", { href: "/topics" }, "All topics")), topics.element),
     h("div.pair", {},
-      h("section.section", { "aria-labelledby": "brokers-title" }, heading("brokers", "Brokers"), brokers.element),
+      h("section.section", { "aria-labelledby": "brokers-title" }, heading("brokers", "Brokers", ...reload), brokers.element),
       h("section.section", { "aria-labelledby": "gateways-title" }, heading("gateways", "Gateways"), gateways.element)));
 
   // The big number glides from the old to the new one: a jump every second is no calm.

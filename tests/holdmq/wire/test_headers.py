@@ -222,7 +222,8 @@ def test_golden_ext_fields() -> None:
 
 def test_request_codes_are_never_renumbered() -> None:
     assert {code.name: int(code) for code in RequestCode} == {
-        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "PRODUCE": 10, "PULL": 20, "FILTER_SET": 21,
+        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "CONFIG_RELOAD": 4, "PRODUCE": 10,
+        "PULL": 20, "FILTER_SET": 21,
         "PULL_COLUMNS": 22,
         "READ_OPEN": 30,
         "READ_FILTER": 31, "READ": 32, "READ_CLOSE": 33, "READ_AT": 34, "TOPIC_CREATE": 40, "TOPIC_LIST": 41,
@@ -246,7 +247,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "RETAINED_PUT": 150, "RETAINED_SCAN": 151, "RETAINED_GET": 152,
         "REPLICA_HELLO": 160, "REPLICA_FETCH": 161, "REPLICA_STATUS": 162, "REPLICA_SWITCH": 163,
         "REPLICA_PROMOTE": 164, "REPLICA_TABLES": 165, "REPLICA_LIST": 166,
-        "CLIENT_LIST": 170, "CLIENT_KICK": 171, "CLIENT_BUSIEST": 172,
+        "CLIENT_LIST": 170, "CLIENT_KICK": 171, "CLIENT_BUSIEST": 172, "GATEWAY_RELOAD": 173,
         "BAN_ADD": 180, "BAN_REMOVE": 181, "BAN_LIST": 182, "BAN_CHANGED": 183, "FLAPPING_LIST": 184,
         "QUOTA_SET": 200, "QUOTA_REMOVE": 201, "QUOTA_LIST": 202, "QUOTA_CHANGED": 203, "QUOTA_SPEND": 204,
     }  # fmt: skip
