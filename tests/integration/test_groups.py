@@ -377,6 +377,33 @@ async def test_a_shared_group_is_the_first_too_and_one_that_says_where_it_begins
     assert deliveries.bodies() == {b"last"}
 
 
+async def test_every_member_of_a_broadcast_group_that_is_the_first_gets_what_was_before(
+    registries: list[str], producer: Producer, topic: str, group: str, tmp_path: Path
+) -> None:
+    async with Admin(registries) as admin:
+        await admin.create_topic(topic, 4, first_group="beginning")
+    await producer.send(Message(topic, b"before"))
+    await listed(registries, topic, 4)
+    for name, own_group, expected in (
+        ("east", group, {b"before", b"east"}),
+        ("west", group, {b"before", b"east", b"west"}),
+        ("late", f"{group}-2", {b"late"}),
+    ):
+        got = Deliveries()
+        async with Consumer(
+            registries,
+            own_group,
+            got.handler("m"),
+            [topic],
+            mode="broadcast",
+            client_id=name,
+            offsets_directory=tmp_path,
+        ):
+            await producer.send(Message(topic, name.encode()))
+            await until(lambda: got.bodies() >= expected, "all is delivered")  # noqa: B023
+        assert got.bodies() == expected
+
+
 async def test_groups_that_begin_together_agree_at_all_brokers_and_after_a_restart_which_was_the_first(
     tmp_path: Path, topic: str
 ) -> None:

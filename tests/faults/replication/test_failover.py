@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_view import listed, messages_of
+from deliveries import Deliveries
 from group_peer import GroupPeer
 from replica_processes import ReplicaStack, replica_stack
 
+from holdmq.client import Admin, Consumer
 from holdmq.client.producer import Producer
 from holdmq.message import Message
 
@@ -130,4 +132,35 @@ def test_a_switch_loses_no_offset_and_a_crash_none_that_was_waited_for(shard: Re
     assert asyncio.run(offset_of(shard, last, "waits")) == 11
     assert asyncio.run(offset_of(shard, last, "waits-not")) == 9
     shard.start_again(to)
+    shard.wait_in_sync()
+
+
+def test_the_first_group_of_a_topic_stays_the_first_at_the_next_leader(shard: ReplicaStack) -> None:
+    async def read(group: str, body: bytes) -> set[bytes]:
+        """What a group begins with that is told nothing, and `body`, which is sent once it reads."""
+        got = Deliveries()
+        async with (
+            Producer(shard.registries, send_timeout_s=PATIENT_S) as producer,
+            Consumer(shard.registries, group, got.handler("m"), ["beginning"]),
+        ):
+            await producer.send(Message("beginning", body))
+            while body not in got.bodies():
+                await asyncio.sleep(0.02)
+        return got.bodies()
+
+    async def begin() -> set[bytes]:
+        async with Admin(shard.registries) as admin:
+            await admin.create_topic("beginning", first_group="beginning")
+        await listed(shard.registries, "beginning")
+        await produce(shard, "beginning", 0, 1)
+        return await read("first", b"1")
+
+    assert asyncio.run(begin()) == {b"0", b"1"}
+    shard.wait_in_sync()
+    leader = shard.leader()
+    shard.kill(leader)
+    shard.wait_leader(leader)
+    asyncio.run(listed(shard.registries, "beginning"))
+    assert asyncio.run(read("second", b"2")) == {b"2"}
+    shard.start_again(leader)
     shard.wait_in_sync()
