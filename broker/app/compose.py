@@ -143,7 +143,7 @@ class Broker:
             topics,
             connections,
             session_use,
-            lambda: [topic.name for topic in table.all()],
+            table.all,
             clock_ms,
         )
         self.bounds = MessageBounds(settings.message_bytes_min, connections, time.monotonic)

@@ -168,6 +168,13 @@ class PublishQuotas(Protocol):
     def senders(self, grants: Grants | None, topics: Iterable[str]) -> tuple[str, ...]:
         """Whose quotas hold for what a connection publishes to these topics."""
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether what anybody keeps is limited; looked at by each PRODUCE."""
+
+    def is_full(self, topic: str) -> RemoteError | None:
+        """The refusal of more for a topic whose tenant keeps all that it may; None = there is room."""
+
     def wait_s(self, senders: tuple[str, ...], messages: int, size_bytes: int) -> float:
         """For how long somebody with so many messages has to wait, 0 = he may send now."""
 
@@ -359,6 +366,7 @@ class Produce(RequestFamily):
             _denied(connection.grants, run)
             or self._run_error(run, topic)
             or self._unseen(connection, run, topic)
+            or (self._quotas.is_full(run.topic) if self._quotas.has_kept else None)
             or self._too_small(connection, pending, index, body)
         )
         if error is None and isinstance(waiting, RemoteError):

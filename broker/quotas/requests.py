@@ -16,6 +16,8 @@ import structlog
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.small_table import RequiresTopics, SmallTable
 from broker.quotas.core.rates import PublishRates
+from broker.quotas.kept import KeptBytes, TenantQueue
+from broker.topics.core.table import Topic
 from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, HoldMQError, RemoteError
@@ -75,7 +77,7 @@ class Quotas(RequestFamily):
     """The quotas of one broker, and what is used of them here.
 
     `connections` are all, with what they said in HELLO; `sessions` knows what users and tenants have of
-    those, `topic_names` gives the names of all topics. `has_rates` is looked at by each PRODUCE, `has_counts`
+    those, `known` gives all topics. `has_rates` is looked at by each PRODUCE, `has_counts`
     by each client that comes.
     """
 
@@ -85,17 +87,19 @@ class Quotas(RequestFamily):
         topics: RequiresTopics,
         connections: Mapping[Connection, HelloRequest | None],
         sessions: CountsSessions,
-        topic_names: Callable[[], Iterable[str]],
+        known: Callable[[], Iterable[Topic]],
         clock_ms: Callable[[], int],
     ) -> None:
         self.has_rates = False
         self.has_counts = False
+        self.has_kept = False
         self.refused = 0
         self._book = QuotaBook()
         self.rates = PublishRates(self._book)
         self._connections = connections
         self._sessions = sessions
-        self._topic_names = topic_names
+        self._known_topics = known
+        self.kept = KeptBytes(store, self._kept_queues)
         self._clock_ms = clock_ms
         self._refused_of: dict[str, int] = {}
         self._adding: dict[str, QuotaRow] = {}
@@ -129,6 +133,7 @@ class Quotas(RequestFamily):
 
     def release_all(self) -> None:
         self.table.close()
+        self.kept.close()
 
     def shared_by(self, brokers: int) -> None:
         """So many brokers of the cluster share what quotas allow."""
@@ -172,6 +177,36 @@ class Quotas(RequestFamily):
                 f"(holdmq quota set {principal} --topics N)",
             )
 
+    def is_full(self, topic: str) -> RemoteError | None:
+        """The refusal of more for a topic whose tenant keeps all that it may; None = there is room."""
+        tenant = tenant_of(topic)
+        principal = principal_of(TENANT, tenant)
+        quota = self._book.of(principal) if tenant else None
+        if quota is None or not quota.kept_bytes:
+            return None
+        most = self._part_of(quota.kept_bytes)
+        if self.kept.of(tenant) < most:
+            return None
+        self.refuse(principal)
+        return RemoteError(
+            Code.QUOTA_EXCEEDED,
+            f"{principal} keeps the {most} bytes at this broker that its quota allows: shorten its topics' "
+            f"retention, delete some, or raise it (holdmq quota set {principal} --kept-bytes N)",
+        )
+
+    def _kept_queues(self) -> list[TenantQueue]:
+        """The queues of tenants for whom it is limited how much they keep; none if it is for nobody."""
+        if not self.has_kept:
+            return []
+        found = []
+        for topic in self._known_topics():
+            tenant = tenant_of(topic.name)
+            quota = self._book.of(principal_of(TENANT, tenant)) if tenant else None
+            if quota is not None and quota.kept_bytes and not topic.is_temporary:
+                queues = range(max(topic.read_queues, topic.write_queues))
+                found += [TenantQueue(tenant, topic.name, queue_id) for queue_id in queues]
+        return found
+
     def sessions_max(self, principal: str) -> int:
         """How many sessions of a user or tenant may be written down here; 0 = as many as it likes."""
         quota = self._book.of(principal)
@@ -206,7 +241,7 @@ class Quotas(RequestFamily):
                 )
 
     def _topics_of(self, tenant: str) -> int:
-        return _count_of(tenant, self._topic_names())
+        return _count_of(tenant, (topic.name for topic in self._known_topics()))
 
     def _connections_of_key(self, name: str) -> int:
         return sum(
@@ -296,7 +331,7 @@ class Quotas(RequestFamily):
             )  # fmt: skip
             kind, _, name = principal.partition(":")
             if kind == TENANT:
-                use = use._replace(topics=self._topics_of(name))
+                use = use._replace(topics=self._topics_of(name), kept_bytes=self.kept.of(name))
             if kind == KEY:
                 use = use._replace(connections=self._connections_of_key(name))
             else:
@@ -333,6 +368,8 @@ class Quotas(RequestFamily):
         """Let what is limited know, and push it to every gateway worker."""
         self.has_rates = self._book.has_rates
         self.has_counts = self._book.has_counts
+        self.has_kept = any(quota.kept_bytes for quota in self._book)
+        self.kept.look()
         self.rates.quotas_changed()
         for at in range(0, max(1, len(made)), LIST_MAX):
             push = QuotaChangedRequest(made[at : at + LIST_MAX], removed)

@@ -43,13 +43,18 @@ def set_(
     topics: Annotated[int, typer.Option("--topics", min=0, help="Topics, of a tenant.")] = 0,
     sessions: Annotated[int, typer.Option("--sessions", min=0, help="MQTT sessions that are kept.")] = 0,
     connections: Annotated[int, typer.Option("--connections", min=0, help="Connections at a time.")] = 0,
+    kept_bytes: Annotated[
+        int, typer.Option("--kept-bytes", min=0, help="Bytes in the log, of a tenant.")
+    ] = 0,
 ) -> None:
     """Set what somebody may use, in place of his quota of before; what is not named has no limit.
 
     Exit code 1 if a broker did not answer: it keeps to what it had.
     """
     kind, name = parse_principal(whose)
-    quota = QuotaRow(kind, name, publish_rate, publish_bytes_rate, topics, sessions, connections, by=_user())
+    quota = QuotaRow(
+        kind, name, publish_rate, publish_bytes_rate, topics, sessions, connections, kept_bytes, _user()
+    )
     done = _run(given.configuration(), lambda quotas: quotas.set(quota))
     given.tell({"quota": done.quota._asdict(), "away": done.away}, f"{whose} may use {_limits(done.quota)}")
     _say_away(done.away)
@@ -129,7 +134,7 @@ def _shown(view: QuotaView) -> dict[str, Any]:
 def _use_of(view: QuotaView) -> list[tuple[str, int, int]]:
     """Each limit with what is used of it."""
     use = view.used
-    used = (use.messages_per_s, use.bytes_per_s, use.topics, use.sessions, use.connections)
+    used = (use.messages_per_s, use.bytes_per_s, use.topics, use.sessions, use.connections, use.kept_bytes)
     return [(limit, used, getattr(view.quota, limit)) for limit, used in zip(LIMITS, used, strict=True)]
 
 

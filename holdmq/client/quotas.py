@@ -140,7 +140,7 @@ def _told(answers: Mapping[str, Reply | HoldMQError]) -> tuple[list[Reply], list
 
 
 def _is_like(one: QuotaRow | None, quota: QuotaRow) -> bool:
-    return one is not None and one[:7] == quota[:7]
+    return one is not None and one[:8] == quota[:8]
 
 
 def _sum(one: QuotaUse | None, other: QuotaUse) -> QuotaUse:
@@ -154,6 +154,7 @@ def _sum(one: QuotaUse | None, other: QuotaUse) -> QuotaUse:
         max(one.topics, other.topics),
         one.sessions + other.sessions,
         one.connections + other.connections,
+        one.kept_bytes + other.kept_bytes,
         one.waited + other.waited,
         one.refused + other.refused,
     )

@@ -23,14 +23,15 @@ LIMITS: Final = (
     "topics",
     "sessions",
     "connections",
+    "kept_bytes",
 )
 """What a quota may limit, by the names of its fields."""
 _OF_KIND: Final = {
-    TENANT: ("publish_rate", "publish_bytes_rate", "topics", "sessions", "connections"),
+    TENANT: LIMITS,
     USER: ("publish_rate", "publish_bytes_rate", "sessions", "connections"),
     KEY: ("publish_rate", "publish_bytes_rate", "connections"),
 }
-"""Topics are a tenant's by their names: a user or key has none of its own."""
+"""Topics, and what is kept in them, are a tenant's by their names: a user or key has none of its own."""
 
 
 def principal_of(kind: str, name: str) -> str:
@@ -131,4 +132,6 @@ class QuotaBook:
     def _look(self) -> None:
         quotas = self._of.values()
         self.has_rates = any(quota.publish_rate or quota.publish_bytes_rate for quota in quotas)
-        self.has_counts = any(quota.topics or quota.sessions or quota.connections for quota in quotas)
+        self.has_counts = any(
+            quota.topics or quota.sessions or quota.connections or quota.kept_bytes for quota in quotas
+        )

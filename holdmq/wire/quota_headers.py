@@ -37,6 +37,7 @@ class QuotaRow(NamedTuple):
     topics: int = 0
     sessions: int = 0
     connections: int = 0
+    kept_bytes: int = 0
     by: str = ""
     changed_ms: int = 0
 
@@ -54,6 +55,7 @@ class QuotaUse(NamedTuple):
     topics: int = 0
     sessions: int = 0
     connections: int = 0
+    kept_bytes: int = 0
     waited: int = 0
     refused: int = 0
 

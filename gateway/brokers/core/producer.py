@@ -60,6 +60,7 @@ REFUSALS: Final[dict[Code, int]] = {
     Code.TOPIC_LIMIT: ReasonCode.QUOTA_EXCEEDED,
     Code.LIMIT_EXCEEDED: ReasonCode.QUOTA_EXCEEDED,
     Code.RECORD_TOO_LARGE: ReasonCode.QUOTA_EXCEEDED,
+    Code.QUOTA_EXCEEDED: ReasonCode.QUOTA_EXCEEDED,
 }
 """Refusals that are the message's own: it is answered. All other final ones end the connection, as an
 answer would tell an MQTT 3 client that the log has what it has not."""

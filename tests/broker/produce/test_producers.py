@@ -23,7 +23,7 @@ from broker.produce.producers import Producers
 from broker.produce.requests import Produce
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.credentials.access_keys import Grants
-from holdmq.errors import Code
+from holdmq.errors import Code, RemoteError
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import split_records
 from holdmq.record.codec import COPY_MARK, decode_record, encode_record
@@ -84,6 +84,10 @@ class NoQuotas:
     """Nobody has a rate to keep."""
 
     has_rates = False
+    has_kept = False
+
+    def is_full(self, _topic: str) -> RemoteError | None:
+        raise AssertionError
 
     def senders(self, _grants: Grants | None, _topics: Iterable[str]) -> tuple[str, ...]:
         raise AssertionError

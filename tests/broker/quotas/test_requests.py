@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from broker_stack import Stack, Start, make_record, produce_body, refused, until
 
-from broker.quotas import requests
+from broker.quotas import kept, requests
 from broker.topics.core.table import Topic
 from holdmq.credentials.access_keys import AccessKey, Grants
 from holdmq.credentials.permissions import Role
@@ -235,3 +235,34 @@ async def test_a_tenant_has_as_many_topics_as_its_quota_allows_also_after_a_rest
     await stack.create("d", 1)
     _, used = await listed(stack)
     assert (used["tenant:acme"].topics, used["tenant:acme"].refused) == (2, 1)
+
+
+async def test_a_tenant_that_keeps_all_that_it_may_is_refused_more_until_something_went(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LOOK_S", 0.05)
+    stack = await opened(await start())
+    for name in ("acme%t", "other%t"):
+        await stack.create(name, 1)
+    await put(stack, QuotaRow(TENANT, "acme", kept_bytes=50_000))
+    assert (await produce(stack, 90, "acme%t", 1_000))[0].status == Code.OK
+    quotas = stack.server.quotas
+    await until(lambda: quotas.kept.of("acme") > 90_000)
+    assert quotas.kept.of("acme") < 120_000
+    result, _ = await produce(stack, 1, "acme%t")
+    assert result.status == Code.QUOTA_EXCEEDED
+    assert "tenant:acme keeps the 50000 bytes" in result.remark
+    assert (await produce(stack, 1, "other%t"))[0].status == Code.OK
+    stack = await opened(await start())
+    await until(lambda: stack.server.quotas.kept.of("acme") > 90_000)
+    stack.sequences.clear()
+    stack.next_sequence(
+        "acme%t", 0, 90
+    )  # what was refused before the restart is no gap that a start knows of
+    assert (await produce(stack, 1, "acme%t"))[0].status == Code.QUOTA_EXCEEDED
+    _, used = await listed(stack)
+    assert used["tenant:acme"].kept_bytes > 90_000
+    await put(stack, QuotaRow(TENANT, "acme", kept_bytes=500_000))
+    assert (await produce(stack, 1, "acme%t"))[0].status == Code.OK
+    await remove(stack, TENANT, "acme")
+    await until(lambda: stack.server.quotas.kept.of("acme") == 0)

@@ -15,7 +15,7 @@ from holdmq.wire.quota_headers import KEY, TENANT, USER, QuotaRow
 
 
 def test_a_quota_is_what_its_row_says() -> None:
-    quota = QuotaRow(TENANT, "acme", 1, 2, 3, 4, 5, "ada", 6)
+    quota = QuotaRow(TENANT, "acme", 1, 2, 3, 4, 5, 6, "ada", 7)
     check_quota(quota)
     assert decode_quota(encode_quota(quota)) == quota
     with pytest.raises(WireError):
@@ -36,6 +36,7 @@ def test_a_name_may_have_a_colon() -> None:
     ("quota", "says"),
     [
         (QuotaRow(KEY, "k", sessions=1), "a key has no limit of sessions; it has publish_rate"),
+        (QuotaRow(USER, "u", kept_bytes=1), "a user has no limit of kept_bytes"),
         (QuotaRow(USER, "u", topics=1), "a user has no limit of topics"),
         (QuotaRow(USER, "u", publish_rate=-1), "publish_rate -1 is not between 0 and"),
         (QuotaRow(USER, "u", connections=1 << 53), "connections 9007199254740992 is not between"),
