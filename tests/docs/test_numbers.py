@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from page_blocks import ROOT, pages
 from page_numbers import is_one_of, literals_of, numbers_in
+from page_sayings import SAYINGS
 
 from gateway.deliver.catchup import ANSWERS_PER_TURN, CATCHUP_CREDIT_BYTES
 from holdmq.config.sources import reference
@@ -89,3 +90,17 @@ def test_a_default_that_a_page_says_behind_its_key_is_the_default(path: Path) ->
         if key in DEFAULTS and "=" not in said:
             (number, values), *_ = numbers_in(said)
             assert is_one_of(values, {float(DEFAULTS[key])}), f"{key} is {DEFAULTS[key]}, not {number}"
+
+
+@pytest.mark.parametrize(("page", "words", "where"), SAYINGS)
+def test_a_number_of_a_sentence_is_the_code_s(page: str, words: str, where: str) -> None:
+    text = " ".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split())
+    before, _, after = words.partition("{}")
+    number = r"(\d[\d,.]*(?: (?:bytes|[KMG]iB|ms|s|min|minutes|h|hours|days?|%)(?!\w))?)"
+    found = re.findall(rf"{re.escape(before)}{number}{re.escape(after)}", text)
+    assert found, f"{page}.md does not say {words!r}; if it says it otherwise, so does its row"
+    module, _, name = where.partition(":")
+    value = getattr(importlib.import_module(module), name) if name else DEFAULTS[where]
+    for said in found:
+        (_, values), *_ = numbers_in(said)
+        assert is_one_of(values, {float(value)}), f"{said} is {value} at {where}"

@@ -31,7 +31,7 @@ _UNITS: Final[dict[str, tuple[float, ...]]] = {
 }
 """By what a constant may count what has this unit."""
 _NUMBER: Final = re.compile(
-    r"(?<![\w.,/:`-])(\d[\d,]*(?:\.\d+)?)(?:\s(bytes|[KMG]iB|KB|ms|s|seconds|min|minutes?|h|hours?|days?|%)\b)?"
+    r"(?<![\w.,/:`-])(\d[\d,]*(?:\.\d+)?)(?:\s(bytes|[KMG]iB|KB|ms|s|seconds|min|minutes?|h|hours?|days?|%)(?!\w))?"
     r"(?![\w])"
 )
 _OPERATORS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
