@@ -263,7 +263,8 @@ class RegistryServer:
 
     def _answer_routes(self, request: Request, header: RouteGetRequest) -> None:
         names = None if header.topics is None else [str(topic) for topic in header.topics]
-        routes, next_after = self.tables.routes(names, header.after)
+        sees = None if request.connection.grants is None else request.connection.sees
+        routes, next_after = self.tables.routes(names, header.after, sees=sees)
         request.reply(RouteGetResponse(routes, self.tables.brokers(), self.tables.version, next_after))
 
     def _answer(self, request: Request) -> None:
@@ -278,7 +279,8 @@ class RegistryServer:
 
     def _order_get(self, request: Request) -> None:
         header = request.header(OrderGetRequest)
-        request.reply(OrderGetResponse(self.tables.order.listed(header.topics)))
+        listed = self.tables.order.listed(header.topics)
+        request.reply(OrderGetResponse([row for row in listed if request.connection.sees(row.topic)]))
 
     def _order_set(self, request: Request) -> None:
         header = request.header(OrderSetRequest)
@@ -330,9 +332,8 @@ class RegistryServer:
 
     def _cluster_get(self, request: Request) -> None:
         tables = self.tables
-        request.reply(
-            ClusterGetResponse(tables.brokers(), tables.silent_ms(time.monotonic()), tables.topics())
-        )
+        topics = list(filter(request.connection.sees, tables.topics()))
+        request.reply(ClusterGetResponse(tables.brokers(), tables.silent_ms(time.monotonic()), topics))
 
     def _closed(self, connection: Connection) -> None:
         held = self.holds.of(connection)

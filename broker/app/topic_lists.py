@@ -52,7 +52,8 @@ class TopicLists(RequestFamily):
 
     def _list(self, request: Request) -> None:
         asked = request.header(TopicListRequest)
-        topics = self._topics.found(asked.include_system, asked.names, asked.search)
+        found = self._topics.found(asked.include_system, asked.names, asked.search)
+        topics = [topic for topic in found if request.connection.sees(topic.name)]
         if asked.column in ("", STORED):
             self._count_stored(request, asked.column, topics, iter(topics), [])
             return

@@ -562,7 +562,9 @@ class Groups(RequestFamily):
         for name in (*self.members.groups(), *self._shared.groups()):
             if name not in groups:
                 groups[name] = self.require(name)
-        found = names_found(groups, asked.names, asked.search)
+        found = [
+            name for name in names_found(groups, asked.names, asked.search) if request.connection.sees(name)
+        ]
         if not asked.column:
             request.reply(GroupListResponse([groups[name].row(self._count(name)) for name in found]))
             return

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from holdmq.cli.options import CommandGroup, Given
-from holdmq.credentials.access_keys import AccessKey, load_keys
+from holdmq.credentials.access_keys import AccessKey, load_keys, tenant_of_key_fault
 from holdmq.credentials.permissions import Role
 from holdmq.errors import UsageError
 from holdmq.files.private_file import write_private
@@ -53,6 +53,9 @@ def create(
     produce: Annotated[list[str] | None, typer.Option(help=f"Topic to produce to: {_PATTERN}")] = None,
     consume: Annotated[list[str] | None, typer.Option(help=f"Topic to consume from: {_PATTERN}")] = None,
     group: Annotated[list[str] | None, typer.Option(help=f"Consumer group to use: {_PATTERN}")] = None,
+    tenant: Annotated[
+        str, typer.Option(help="Whose key it is: patterns then are of names within the tenant.")
+    ] = "",
     certificate: Annotated[
         list[str] | None, typer.Option(help="Name in a client certificate that is as good; repeat it.")
     ] = None,
@@ -71,8 +74,11 @@ def create(
     secret = secrets.token_urlsafe(SECRET_BYTES)
     key = AccessKey(
         name, secret, tuple(certificate or ()), frozenset(role or (Role.CLIENT,)),
-        tuple(produce or ()), tuple(consume or ()), tuple(group or ()),
+        tuple(produce or ()), tuple(consume or ()), tuple(group or ()), tenant,
     )  # fmt: skip
+    fault = tenant_of_key_fault(key)
+    if fault is not None:
+        raise UsageError(fault)
     if secret_file is not None:
         write_private(secret_file, f"{secret}\n".encode())
     replace_keys(path, with_entry(text, key))
@@ -91,6 +97,7 @@ def list_(given: Given, file: File = None) -> None:
         {
             "access_key": key.name,
             "roles": _roles(key),
+            "tenant": key.tenant,
             "produce": list(key.produce),
             "consume": list(key.consume),
             "groups": list(key.groups),
@@ -99,10 +106,10 @@ def list_(given: Given, file: File = None) -> None:
         }
         for key in keys
     ]
-    columns = ("access key", "roles", "produce", "consume", "groups", "certificates")
+    columns = ("access key", "tenant", "roles", "produce", "consume", "groups", "certificates")
 
     def cells(row: dict[str, Any]) -> list[str]:
-        return [row["access_key"], *(", ".join(row[name]) for name in columns[1:])]
+        return [row["access_key"], row["tenant"], *(", ".join(row[name]) for name in columns[2:])]
 
     given.table(columns, rows, cells)
 
@@ -138,6 +145,7 @@ def with_entry(text: str, key: AccessKey) -> str:
     lists = {"roles": _roles(key), "certificates": key.certificates, "produce": key.produce,
              "consume": key.consume, "groups": key.groups}  # fmt: skip
     # JSON's strings and arrays of them are TOML's too.
+    lines += [f"tenant = {json.dumps(key.tenant)}"] if key.tenant else []
     lines += [f"{field} = {json.dumps(list(values))}" for field, values in lists.items() if values]
     before = f"{text.rstrip()}\n\n" if text.strip() else ""
     return before + "\n".join(lines) + "\n"

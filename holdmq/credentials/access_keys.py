@@ -9,11 +9,16 @@
     produce = ["orders", "events-*"]     # topics, names or patterns (* ? [a-z])
     consume = ["orders"]
     groups = ["orders-*"]                # consumer groups; with their %RETRY% and %DLQ% topics
+    tenant = "acme"                      # whose key it is: patterns then are of names within the tenant
 
 What a role may do needs no pattern: `reader` reads everything, `broker` registers itself, `service` (a
 gateway) reads everything and writes for devices, `admin` may do all. What is beyond its roles an entry may
 do as its patterns say: a `reader` with `produce = ["results"]` writes to that topic too. No pattern matches
 a system topic.
+
+A key of a tenant is a client or reader, and neither reaches nor sees what is not its tenant's, whatever its
+roles and patterns. The patterns of other keys reach a tenant's topics and groups only if they begin with its
+name (`acme%*`): `*` is everything that is no tenant's.
 """
 
 from __future__ import annotations
@@ -26,9 +31,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from holdmq.credentials.permissions import GATEWAYS, NEEDS, READERS, Action, Needs, Role, names_in
+from holdmq.credentials.permissions import BROKERS, GATEWAYS, NEEDS, READERS, Action, Needs, Role, names_in
 from holdmq.errors import Code, ConfigError, RemoteError
 from holdmq.files.private_file import read_private
+from holdmq.names.tenants import SEPARATOR, split_tenant, tenant_fault, tenant_of
 from holdmq.record.origin import DLQ_PREFIX, RETRY_PREFIX
 from holdmq.wire.auth import SECRET_CHARACTERS_MIN
 from holdmq.wire.codes import RequestCode
@@ -40,9 +46,11 @@ FILE_MAX_BYTES: Final = 64 << 20
 REMEMBERED_MAX: Final = 4_096
 """Decisions that one key remembers; past it all are taken anew. A client uses a few topics."""
 _NAME_MAX: Final = 128
-_FIELDS: Final = frozenset({"secret", "certificates", "roles", "produce", "consume", "groups"})
+_FIELDS: Final = frozenset({"secret", "certificates", "roles", "produce", "consume", "groups", "tenant"})
 _BY_NUMBER: Final[dict[int, Needs]] = {int(code): needs for code, needs in NEEDS.items()}
 _NO_ROLES: Final[frozenset[Role]] = frozenset({Role.CLIENT})
+_OF_TENANTS: Final = frozenset({Role.CLIENT, Role.READER})
+"""Roles of a tenant's keys: the others are about the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class AccessKey:
     produce: tuple[str, ...] = ()
     consume: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    tenant: str = ""
 
 
 class Grants:
@@ -66,15 +75,20 @@ class Grants:
     """
 
     __slots__ = ("_consume", "_consumes_all", "_free", "_groups", "_is_admin", "_produce", "_produces_all",
-                 "is_listed", "key")  # fmt: skip
+                 "_reads_tenant", "_sees_all", "_tenants", "is_listed", "key")  # fmt: skip
 
     def __init__(self, key: AccessKey, is_listed: bool = True) -> None:
         self.key = key
         self.is_listed = is_listed
-        self._free = _sent_freely(key.roles)
-        self._produces_all = not key.roles.isdisjoint(GATEWAYS)
-        self._consumes_all = not key.roles.isdisjoint(READERS)
-        self._is_admin = Role.ADMIN in key.roles
+        is_above = not key.tenant
+        self._free = _sent_freely(key.roles) if is_above else _SENT_BY_TENANTS
+        self._produces_all = is_above and not key.roles.isdisjoint(GATEWAYS)
+        self._consumes_all = is_above and not key.roles.isdisjoint(READERS)
+        self._is_admin = is_above and Role.ADMIN in key.roles
+        self._reads_tenant = not is_above and Role.READER in key.roles
+        self._sees_all = is_above and not key.roles.isdisjoint(READERS | BROKERS)
+        patterns = (*key.produce, *key.consume, *key.groups)
+        self._tenants = {"", *map(tenant_of, patterns)} if is_above else {key.tenant}
         self._produce: dict[str, bool] = {}
         self._consume: dict[str, bool] = {}
         self._groups: dict[str, bool] = {}
@@ -92,13 +106,15 @@ class Grants:
         is_flagged = not needs.flag or ext_fields.get(needs.flag) is True
         if not needs.by_patterns or not is_flagged:
             raise self._denied(
-                f"send {RequestCode(code).name}", f"that takes the role {_any_of(needs.roles)}"
+                f"send {RequestCode(code).name}",
+                f"that takes the role {_any_of(needs.roles)}{', of no tenant' if self.key.tenant else ''}",
             )
-        if not self.key.roles.isdisjoint(needs.flag_roles):
+        if not self.key.tenant and not self.key.roles.isdisjoint(needs.flag_roles):
             return
+        is_read = self._reads_tenant and Role.READER in needs.roles
         for name in needs.groups:
             for group in self._named(code, ext_fields, name, needs.roles):
-                if not self.may_use_group(group):
+                if not (is_read and self.sees(group)) and not self.may_use_group(group):
                     raise self.group_denied(group)
         if needs.action is not None and not needs.by_item:
             for topic in self._named(code, ext_fields, needs.topics, needs.roles):
@@ -113,13 +129,17 @@ class Grants:
         """Whether records of this topic are given; after the first time a look into a dict."""
         return self._consumes_all or self._may_consume(topic)
 
+    def sees(self, name: str) -> bool:
+        """Whether lists may have this topic or group: its tenant is the key's own, or one that it names."""
+        return self._sees_all or tenant_of(name) in self._tenants
+
     def may_use_group(self, group: str) -> bool:
         """Whether this group may be joined, and its offsets moved."""
         if self._is_admin:
             return True
         known = self._groups.get(group)
         if known is None:
-            known = _remember(self._groups, group, _is_among(group, self.key.groups))
+            known = _remember(self._groups, group, self._is_among(group, self.key.groups))
         return known
 
     def topic_denied(self, action: Action, topic: str) -> RemoteError:
@@ -146,19 +166,31 @@ class Grants:
     def _may_produce(self, topic: str) -> bool:
         known = self._produce.get(topic)
         if known is None:
-            known = _remember(self._produce, topic, _is_among(topic, self.key.produce))
+            known = _remember(self._produce, topic, self._is_among(topic, self.key.produce))
         return known
 
     def _may_consume(self, topic: str) -> bool:
         known = self._consume.get(topic)
         if known is None:
             of_group = _group_of(topic)
-            if of_group is not None:
+            if self._reads_tenant and self.sees(topic):
+                known = True
+            elif of_group is not None:
                 known = self.may_use_group(of_group)
             else:
-                known = _is_among(topic, self.key.consume)
+                known = self._is_among(topic, self.key.consume)
             _remember(self._consume, topic, known)
         return known
+
+    def _is_among(self, name: str, patterns: tuple[str, ...]) -> bool:
+        """Whether one of the key's patterns means this name; a name's tenant is never left to a wildcard."""
+        if name.startswith(SEPARATOR):
+            return False
+        tenant, own = split_tenant(name)
+        if self.key.tenant:
+            return tenant == self.key.tenant and any(fnmatchcase(own, pattern) for pattern in patterns)
+        meant = [split_tenant(pattern) for pattern in patterns]
+        return any(owner == tenant and fnmatchcase(own, pattern) for owner, pattern in meant)
 
     def _named(
         self, code: int, ext_fields: Mapping[str, Any], name: str, roles: frozenset[Role]
@@ -177,14 +209,14 @@ class Grants:
         return RemoteError(Code.NOT_PERMITTED, f"{self.key.name!r} may not {what}: {why}")
 
 
-def _is_among(name: str, patterns: tuple[str, ...]) -> bool:
-    return not name.startswith("%") and any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 @cache
 def _sent_freely(roles: frozenset[Role]) -> frozenset[int]:
     """The codes of requests that these roles may send, whatever they name."""
     return frozenset(code for code, needs in _BY_NUMBER.items() if not roles.isdisjoint(needs.roles))
+
+
+_SENT_BY_TENANTS: Final = _sent_freely(_NO_ROLES) | {code for code, n in _BY_NUMBER.items() if n.is_narrowed}
+"""The codes of requests that a tenant's keys may send, whatever they name: answers have what the key sees."""
 
 
 def _any_of(roles: frozenset[Role]) -> str:
@@ -249,7 +281,10 @@ def _entry(path: Path, name: str, entry: Any) -> AccessKey:
     certificates = _texts(where, entry, "certificates")
     if not secret and not certificates:
         raise ConfigError(f"{where} has neither a secret nor certificates: nobody could use it")
-    return AccessKey(
+    tenant = entry.get("tenant", "")
+    if not isinstance(tenant, str):
+        raise ConfigError(f"{where}: tenant is a text")
+    key = AccessKey(
         name,
         secret,
         certificates,
@@ -257,7 +292,28 @@ def _entry(path: Path, name: str, entry: Any) -> AccessKey:
         _texts(where, entry, "produce"),
         _texts(where, entry, "consume"),
         _texts(where, entry, "groups"),
+        tenant,
     )
+    fault = tenant_of_key_fault(key)
+    if fault is not None:
+        raise ConfigError(f"{where}: {fault}")
+    return key
+
+
+def tenant_of_key_fault(key: AccessKey) -> str | None:
+    """Why this key cannot be its tenant's; None if it can, or is no tenant's."""
+    if not key.tenant:
+        return None
+    fault = tenant_fault(key.tenant)
+    if fault is not None:
+        return fault
+    if not key.roles <= _OF_TENANTS:
+        return f"a tenant's key has the roles {_any_of(_OF_TENANTS)}: others are about the whole cluster"
+    for pattern in (*key.produce, *key.consume, *key.groups):
+        if SEPARATOR in pattern:
+            own = split_tenant(pattern)[1]
+            return f"pattern {pattern!r}: a tenant's key names what it has without the tenant, as {own!r}"
+    return None
 
 
 def roles_of(where: str, names: Iterable[str]) -> frozenset[Role]:

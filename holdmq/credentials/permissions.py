@@ -47,7 +47,8 @@ class Needs(NamedTuple):
     `groups`; a field holds a name, names, or rows that begin with one. A field that is absent, None or ""
     stands for all of them, which no pattern allows, unless the name given here ends in "?". `flag` names a
     field of the header that must be true for patterns to count; `flag_roles` then need none. `by_item`: the
-    handler decides for each of its runs or queues.
+    handler decides for each of its runs or queues. `is_narrowed`: keys of a tenant may send it too, as the
+    handler answers with what the key `sees` alone.
     """
 
     roles: frozenset[Role] = frozenset({Role.ADMIN})
@@ -58,6 +59,7 @@ class Needs(NamedTuple):
     flag: str = ""
     flag_roles: frozenset[Role] = frozenset()
     by_item: bool = False
+    is_narrowed: bool = False
 
 
 READERS: Final = frozenset({Role.READER, Role.SERVICE, Role.ADMIN})
@@ -107,7 +109,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.TOPIC_CREATE: Needs(
         ADMINS, True, Action.USE, "topic", flag="by_use", flag_roles=frozenset({Role.SERVICE})
     ),
-    RequestCode.TOPIC_LIST: _READER,
+    RequestCode.TOPIC_LIST: Needs(READERS, is_narrowed=True),
     RequestCode.QUEUE_BOUNDS: _reads("topics"),
     RequestCode.TOPIC_UPDATE: _ADMIN,
     RequestCode.TOPIC_GROW: _ADMIN,
@@ -124,7 +126,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     # Who registers a broker takes over its queues.
     RequestCode.BROKER_REGISTER: _BROKER,
     RequestCode.BROKER_UNREGISTER: _BROKER,
-    # Who may connect may know where queues are: names and addresses, no messages.
+    # Who may connect may know where queues of topics are that it sees: names and addresses, no messages.
     RequestCode.ROUTE_GET: _ANYONE,
     RequestCode.CLUSTER_GET: _ANYONE,
     RequestCode.ORDER_GET: _ANYONE,
@@ -135,7 +137,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.GROUP_CHANGED: _PUSH,
     RequestCode.BOUNDS_CHANGED: _PUSH,
     RequestCode.GROUP_MEMBERS: _GROUP_READ,
-    RequestCode.GROUP_LIST: _READER,
+    RequestCode.GROUP_LIST: Needs(READERS, is_narrowed=True),
     RequestCode.GROUP_UPDATE: _ADMIN,
     RequestCode.GROUP_DELETE: _ADMIN,
     RequestCode.GROUP_PAUSE: _ADMIN,

@@ -210,6 +210,10 @@ class Connection(asyncio.Protocol):
         """The name of the access key that the peer has shown; "" = it is anonymous."""
         return "" if self.grants is None else self.grants.key.name
 
+    def sees(self, name: str) -> bool:
+        """Whether lists for the peer may have this topic or group: others' tenants' are none of its."""
+        return self.grants is None or self.grants.sees(name)
+
     def peer_certificate(self) -> dict[str, Any] | None:
         """The peer's verified certificate, as ssl.SSLObject.getpeercert says it; None if it showed none."""
         if self._transport is None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -243,14 +243,21 @@ class RegistryTables:
         return found
 
     def routes(
-        self, topics: Iterable[str] | None = None, after: str = "", max_bytes: int = PAGE_MAX_BYTES
+        self,
+        topics: Iterable[str] | None = None,
+        after: str = "",
+        max_bytes: int = PAGE_MAX_BYTES,
+        sees: Callable[[str], bool] | None = None,
     ) -> tuple[list[RouteRow], str]:
         """Routes of these topics (None = all) by name, from the one that follows `after` on.
 
         Unknown topics have no rows. The rows take about `max_bytes` at most, but always those of one topic;
-        second is the last topic of the page if more follow, else "".
+        second is the last topic of the page if more follow, else "". `sees`: who asks knows
+        no others; None = all.
         """
         names = self._names() if topics is None else sorted(set(topics))
+        if sees is not None:
+            names = list(filter(sees, names))
         found: list[RouteRow] = []
         size_bytes = 0
         last = after
