@@ -6,18 +6,23 @@ import asyncio
 import signal
 from pathlib import Path
 
+from holdmq.alarms.channels import refuse_open_secrets
 from holdmq.config.changes import REGISTRY, Adjustment, Reloaded
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
+from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.private_directory import close_to_others
-from holdmq.rpc.auth import HELP, ServerSecurity
+from holdmq.rpc.auth import HELP as RPC_HELP
+from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.config_reload import ConfigReload
+from holdmq.rpc.security import Security
 from holdmq.service.build import running_build
 from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service, listen_error
 from holdmq.service.reloading import PATH, Reloading
 from holdmq.service.telemetry import METRICS
 from registry.server import RegistryServer
+from registry.watching import HELP, ProcessWatch
 
 
 async def main(config: Config, service: Service) -> None:
@@ -29,23 +34,42 @@ async def main(config: Config, service: Service) -> None:
         # It adjusts the server, which lets others ask for it.
         return await reloading.reload()
 
+    await asyncio.to_thread(_check, config)
+    watch = ProcessWatch(
+        config.alarms,
+        config.registries(),
+        f"{section.bind}:{section.port}",
+        Security.of(config),
+        AtomicFile(Path(section.data_dir) / "toldAlarms.json"),
+    )
     server = RegistryServer(
         config.cluster.name,
         section.scan_interval_s,
         section.broker_expiry_s,
         data_dir=Path(section.data_dir),
         reload=ConfigReload(REGISTRY, f"{section.bind}:{section.port}", reload),
+        roster=watch.roster,
+        watch_routes=watch.routes(),
     )
     await asyncio.to_thread(close_to_others, Path(section.data_dir), "orderTopic.json")
     await asyncio.to_thread(server.load, section.accept_backup)
+    await asyncio.to_thread(watch.load, section.accept_backup)
     server.rpc.security = security
-    METRICS.register(Numbers(NumberSource("holdmq_rpc_", HELP, security.numbers)))
+    METRICS.register(
+        Numbers(
+            NumberSource("holdmq_rpc_", RPC_HELP, security.numbers),
+            NumberSource("holdmq_registry_", HELP, watch.numbers),
+        )
+    )
     scanning_keys = Adjustment.of(
         "registry",
         "scan_interval_s broker_expiry_s",
         lambda c: server.reconfigure(c.registry.scan_interval_s, c.registry.broker_expiry_s),
     )
-    reloading = Reloading(REGISTRY, config, [scanning_keys], _check)
+    watching_keys = Adjustment.of(
+        "alarms", "interval_s cooldown_s lost_after_s lost_forget_s", lambda c: watch.reconfigure(c.alarms)
+    )
+    reloading = Reloading(REGISTRY, config, [scanning_keys, watching_keys], _check)
     service.controls[PATH] = reloading.control
 
     def hung_up() -> None:
@@ -62,14 +86,18 @@ async def main(config: Config, service: Service) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             scanning = tasks.create_task(server.scan(), name="registry scan")
+            watch.start()
             service.ready(lambda: (True, "ready"))
             service.log.info("registry serves", bind=section.bind, port=port, build=running_build())
             await service.stopping.wait()
             scanning.cancel()
+            await watch.close(list(server.rpc.connections))
     finally:
         await server.close()
 
 
 def _check(config: Config) -> None:
-    """Refuse what a start would."""
+    """Refuse what a registry does not start with; blocking. Raises ConfigError."""
+    config.alarms.check()
+    refuse_open_secrets(config.alarms)
     config.rpc_anonymous_allowed("registry")

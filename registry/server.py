@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,7 @@ from holdmq.wire.headers import (
     TopicRow,
 )
 from registry.core.holds import Held, Holds
+from registry.core.roster import ProcessKey, Roster
 from registry.core.tables import BROKERS_MAX, ROUTES_MAX, BrokerKey, RegistryTables
 from registry.order_file import OrderFile
 
@@ -102,6 +104,7 @@ class RegistryServer:
 
     `data_dir`: where ordered topics are kept; None = in memory alone. Call `load` first then. `reload`: who
     has the process read its configuration again; None = nobody can, from afar.
+    `roster` is told of brokers that come, leave and are lost, `watch_routes` serve its watch.
     """
 
     def __init__(
@@ -113,6 +116,8 @@ class RegistryServer:
         routes_max: int = ROUTES_MAX,
         data_dir: Path | None = None,
         reload: ConfigReload | None = None,
+        roster: Roster | None = None,
+        watch_routes: Mapping[RequestCode, OnRequest] | None = None,
     ) -> None:
         # A client that comes from another registry, or from before a restart, knows no version of ours.
         self.tables = RegistryTables(brokers_max, routes_max, secrets.randbits(VERSION_BITS - 20) << 20)
@@ -121,6 +126,7 @@ class RegistryServer:
         self._is_waking = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._roster = Roster() if roster is None else roster
         self._cluster = cluster
         self._scan_interval_s = scan_interval_s
         self._broker_expiry_s = broker_expiry_s
@@ -133,6 +139,7 @@ class RegistryServer:
             RequestCode.CLUSTER_GET: self._cluster_get,
             RequestCode.ORDER_GET: self._order_get,
             RequestCode.ORDER_SET: self._order_set,
+            **(watch_routes or {}),
         }
         if reload is not None:
             routes[RequestCode.CONFIG_RELOAD] = reload.handle
@@ -171,7 +178,9 @@ class RegistryServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._scan_interval_s):
                     await self._reconfigured.wait()
-            self._dropped(self.tables.expire(time.monotonic(), self._broker_expiry_s), "expired")
+            now = time.monotonic()
+            self._dropped(self.tables.expire(now, self._broker_expiry_s), "expired")
+            self._roster.expire(now, self._broker_expiry_s)
 
     def reconfigure(self, scan_interval_s: float, broker_expiry_s: float) -> None:
         """Look for silent brokers now, and from then on at this interval; they are after this expiry."""
@@ -203,9 +212,9 @@ class RegistryServer:
         header = request.header(BrokerRegisterRequest)
         row = BrokerRow(header.cluster, header.broker, header.broker_id, header.address, header.epoch)
         version = self.tables.version
-        moved_from = self.tables.register(
-            row, rows(TopicRow, header.topics), request.connection, time.monotonic()
-        )
+        now = time.monotonic()
+        moved_from = self.tables.register(row, rows(TopicRow, header.topics), request.connection, now)
+        self._roster.here(ProcessKey("broker", row.broker), request.connection, now)
         if moved_from is not None and row.epoch:
             self._log.info(
                 "another replica leads",
@@ -233,6 +242,7 @@ class RegistryServer:
         header = request.header(BrokerUnregisterRequest)
         if self.tables.unregister(header.broker, header.broker_id, header.epoch):
             self._dropped([BrokerKey(header.broker, header.broker_id)], "unregistered")
+            self._roster.leave(ProcessKey("broker", header.broker), request.connection)
         request.reply(Empty())
 
     def _route_get(self, request: Request) -> None:
@@ -340,6 +350,7 @@ class RegistryServer:
         if held is not None:
             self.holds.cancel(held)
         self._dropped(self.tables.connection_closed(connection), "closed")
+        self._roster.closed(connection, time.monotonic())
 
     def _dropped(self, keys: list[BrokerKey], cause: str) -> None:
         for key in keys:

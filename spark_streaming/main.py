@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from prometheus_client import Gauge
 
+from holdmq.client.presence import Presence
 from holdmq.config.model import Config
 from holdmq.errors import ConfigError, HoldMQError
 from holdmq.rpc.security import Security
@@ -60,6 +61,9 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
     session: SparkJobSession | None = None
     queries: list[Query] = []
     samples: Sink | None = None
+    presence = Presence(
+        config.registries(), "stats", "spark", stats.data_dir, f"stats-{os.getpid()}", Security.of(config)
+    )
     try:
         parts = parts_of(stats)
         if is_rebuild:
@@ -86,13 +90,17 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
                 await asyncio.to_thread(query.await_planner, PLANNER_WAIT_S)
         service.ready(lambda: _is_running(session))
         service.log.info("counting", sink=stats.sink, once=is_once)
+        if not is_once:
+            presence.start()
         beside = [_watch(queries[0])]
         if samples is not None and is_once:
             await sample_backlogs(config, samples, is_once=True)
         elif samples is not None:
             beside.append(sample_backlogs(config, samples))
         await _run(queries, beside, session, service, is_once)
+        await presence.leave()  # what raises instead is to be noticed
     finally:
+        await presence.close()
         if session is not None:
             await asyncio.to_thread(session.stop)
         for query in queries:

@@ -7,6 +7,7 @@ they wait for as their own.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -14,12 +15,17 @@ from typing import Final
 
 from gateway.edge.listeners import Listener
 from gateway.worker.worker import Worker
+from holdmq.client.presence import Presence
 from holdmq.config.model import Config
 from holdmq.credentials.login_failures import LoginFailures
+from holdmq.rpc.security import Security
 from holdmq.service import telemetry
 
 START_ROUTES_S: Final = 5.0
 """How long a starting worker waits for its brokers before it accepts clients without them."""
+
+ORPHANED_S: Final = 0.1
+"""How long a worker that is to stop waits until it asks whether its parent lives."""
 
 log = telemetry.get_logger()
 
@@ -34,8 +40,34 @@ async def serve(
 ) -> None:
     """Run one worker until it has drained; `login_failures` is what its parent knows of logins."""
     worker = Worker(config, index, [listener for listener, _ in places], report, login_failures)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reload)
-    await run(worker, places, stopping)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, worker.reload)
+    host = socket.gethostname()
+    presence = Presence(
+        config.registries(),
+        "gateway",
+        "gateway",
+        f"{host}:{config.gateway.port}",
+        f"gateway-{host}-{index}",
+        Security.of(config),
+    )
+    presence.start()
+    leaving = loop.create_task(_leave(presence, stopping, os.getppid()), name="goodbye")
+    try:
+        await run(worker, places, stopping)
+        await leaving
+    finally:
+        leaving.cancel()
+        await presence.close()
+
+
+async def _leave(presence: Presence, stopping: asyncio.Event, parent_pid: int) -> None:
+    """Say goodbye once the gateway stops in order, before it drains: who waits may lose patience."""
+    await stopping.wait()
+    # The signal that a parent has died may come before its children are another process's.
+    await asyncio.sleep(ORPHANED_S)
+    if os.getppid() == parent_pid:  # else it is to be noticed
+        await presence.leave()
 
 
 async def run(

@@ -1,4 +1,4 @@
-"""The section of the configuration that says what brokers raise alarms for, and whom they tell."""
+"""The section of the configuration that says what alarms are raised for, and whom they tell."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _thresholds(text: str, given: list[str]) -> dict[str, int]:
 
 
 class AlarmsSection(Section):
-    """What brokers raise alarms for, and whom they tell."""
+    """What brokers and registries raise alarms for, and whom they tell."""
 
     interval_s: float = Field(
         10, ge=0.1, le=3600, description="How often alarms are looked for: a person comes in minutes."
@@ -104,6 +104,20 @@ class AlarmsSection(Section):
         le=604_800,
         description="How long replicas may be out of sync before there is an alarm: a copy that is restarted "
         "in an upgrade is back sooner. That one copy is left is told at once. 0 = never.",
+    )
+    lost_after_s: float = Field(
+        30,
+        ge=0,
+        le=86400,
+        description="How long a broker, gateway, registry or Spark job that said no goodbye must be gone "
+        "before there is an alarm: a restart takes less. 0 = never.",
+    )
+    lost_forget_s: float = Field(
+        86400,
+        ge=1,
+        le=31_536_000,
+        description="After so long the alarm of a lost process is over, though it did not come back: it was "
+        "replaced under another name.",
     )
     smtp_host: str = Field("", description="Mail server for notices; empty = no mail.")
     smtp_port: int = Field(587, ge=1, le=65535, description="Port of the mail server: submission.")

@@ -29,7 +29,9 @@ def _keys(section: str, names: str) -> frozenset[str]:
 _LOG: Final = _keys("log", "level")
 
 RELOADED: Final[Mapping[str, frozenset[str]]] = {
-    REGISTRY: _LOG | _keys("registry", "scan_interval_s broker_expiry_s"),
+    REGISTRY: _LOG
+    | _keys("registry", "scan_interval_s broker_expiry_s")
+    | _keys("alarms", "interval_s cooldown_s lost_after_s lost_forget_s"),
     BROKER: _LOG
     | _keys(
         "broker",
@@ -63,7 +65,7 @@ RELOADED: Final[Mapping[str, frozenset[str]]] = {
 """Service → the keys that it takes over while it runs. Each is in the service's table of adjustments."""
 
 READ: Final[Mapping[str, frozenset[str]]] = {
-    REGISTRY: frozenset({"cluster", "registry", "security", "log"}),
+    REGISTRY: frozenset({"cluster", "registry", "security", "alarms", "log", "client"}),
     BROKER: frozenset(
         {"cluster", "broker", "storage", "replication", "coordination", "security", "alarms", "log", "client"}
     ),

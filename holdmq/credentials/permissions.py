@@ -72,10 +72,12 @@ _READER: Final = Needs(READERS)
 _GATEWAY: Final = Needs(GATEWAYS)
 _BROKER: Final = Needs(BROKERS)
 _ADMIN: Final = Needs(ADMINS)
+_PROCESS: Final = Needs(READERS | BROKERS)
+"""Every process of the installation, and no application."""
 _GROUP: Final = Needs(ADMINS, True, groups=("group",))
 _GROUP_READ: Final = Needs(READERS, True, groups=("group",))
 _PUSH: Final = _ADMIN
-"""Brokers send it to clients; no server takes it from anybody."""
+"""Servers send it to clients; none takes it from anybody."""
 
 
 def _reads(topics: str) -> Needs:
@@ -132,6 +134,10 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.ORDER_GET: _ANYONE,
     RequestCode.ORDER_SET: _ADMIN,
     RequestCode.KEPT_COUNTS: _BROKER,
+    RequestCode.PROCESS_HERE: _PROCESS,
+    RequestCode.PROCESS_LEAVE: _PROCESS,
+    RequestCode.REGISTRY_VIEW: _PROCESS,
+    RequestCode.REGISTRY_LEAVES: _PUSH,
     RequestCode.GROUP_JOIN: _consumes("subscriptions", "group"),
     RequestCode.GROUP_LEAVE: _GROUP,
     RequestCode.GROUP_CHANGED: _PUSH,

@@ -18,6 +18,7 @@ from holdmq.config.sources import KeyInfo, reference, table_reference
 from holdmq.coordination.counted import HELP as COORDINATION
 from holdmq.rpc.auth import HELP as RPC
 from holdmq.service.telemetry import METRICS
+from registry.watching import HELP as REGISTRY_WATCH
 
 ROOT: Final = Path(__file__).parent.parent.parent
 WIDTH: Final = 100
@@ -136,6 +137,7 @@ def declared_metrics() -> Iterator[DeclaredMetric]:
         ("holdmq_replication_", REPLICATION),
         ("holdmq_coordination_", COORDINATION),
         ("holdmq_store_", STORE),
+        ("holdmq_registry_", REGISTRY_WATCH),
         ("holdmq_rpc_", RPC),
     ):
         yield from _of_numbers(prefix, help_of)

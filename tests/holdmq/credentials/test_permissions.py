@@ -134,11 +134,12 @@ OF_GATEWAYS = [
     "SHARE_SETTLE",
     "SHARE_READ",
 ]
+OF_PROCESSES = ["PROCESS_HERE", "PROCESS_LEAVE", "REGISTRY_VIEW"]
 MAY = {
     Role.CLIENT: {*ANYONE},
-    Role.READER: {*ANYONE, *READS},
-    Role.BROKER: {*ANYONE, *OF_BROKERS},
-    Role.SERVICE: {*ANYONE, *READS, *OF_GATEWAYS},
+    Role.READER: {*ANYONE, *READS, *OF_PROCESSES},
+    Role.BROKER: {*ANYONE, *OF_BROKERS, *OF_PROCESSES},
+    Role.SERVICE: {*ANYONE, *READS, *OF_GATEWAYS, *OF_PROCESSES},
     Role.ADMIN: set(RequestCode.__members__),
 }
 """What each role may send for every topic and group: written down a second time, on purpose."""
