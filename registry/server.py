@@ -210,7 +210,9 @@ class RegistryServer:
 
     def _register(self, request: Request) -> None:
         header = request.header(BrokerRegisterRequest)
-        row = BrokerRow(header.cluster, header.broker, header.broker_id, header.address, header.epoch)
+        row = BrokerRow(
+            header.cluster, header.broker, header.broker_id, header.address, header.epoch, header.room
+        )
         version = self.tables.version
         now = time.monotonic()
         moved_from = self.tables.register(row, rows(TopicRow, header.topics), request.connection, now)

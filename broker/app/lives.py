@@ -247,6 +247,7 @@ class Lives:
                 table.data_version,
                 table.rows(),
                 life.epoch,
+                settings.room,
             ),
             broker.quotas.shared_by,
             security,

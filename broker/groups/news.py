@@ -73,9 +73,16 @@ class GroupNews:
         """A group's state; for one who is about to be told that a queue is free, that too."""
         news = self._news.get(group.name)
         is_freed = asked_by is not None and news is not None and asked_by in news.freed_for
-        client_ids = [member.client_id for member in self._members.of(group.name)]
-        version = self._members.version(group.name)
-        return GroupState(group.name, version, client_ids, group.is_paused, group.retry_max_times, is_freed)
+        members = self._members.of(group.name)
+        return GroupState(
+            group.name,
+            self._members.version(group.name),
+            [member.client_id for member in members],
+            group.is_paused,
+            group.retry_max_times,
+            is_freed,
+            {member.client_id: member.room for member in members if member.room},
+        )
 
     def forget(self, group: str) -> None:
         """Its last member has gone."""

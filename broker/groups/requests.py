@@ -315,7 +315,7 @@ class Groups(RequestFamily):
         """GROUP_JOIN: answered when the group is durable."""
         header = request.header(GroupJoinRequest)
         subscriptions = rows(GroupSubscription, header.subscriptions)
-        self.members.check_wishes(subscriptions, header.strategy)
+        self.members.check_wishes(subscriptions, header.strategy, header.room)
         self._expire()
 
         def ensured(error: HoldMQError | None) -> None:
@@ -350,6 +350,7 @@ class Groups(RequestFamily):
             subscriptions,
             self._loop.time(),
             time.time_ns() // 1_000_000,
+            header.room,
         )
         if joined.replaced is not None:
             log.warning(
@@ -419,6 +420,7 @@ class Groups(RequestFamily):
                     member.joined_ms,
                     self.leases.count(member.owner, group.name),
                     member.subscriptions,
+                    member.room,
                 )
             )
         request.reply(GroupMembersResponse(found))

@@ -66,13 +66,14 @@ class Tps(Noticed):
 class BrokerAnswer(Answer):
     """A broker that the registry knows; `reason` why it is not reachable or not writable.
 
-    `epoch`: in which it leads its copies, 0 = it has one copy.
+    `epoch`: in which it leads its copies, 0 = it has one copy. `room`: its machine room, "" = it says none.
     """
 
     broker: str
     cluster: str
     address: str
     epoch: int
+    room: str
     reachable: bool
     writable: bool
     reason: str

@@ -218,6 +218,7 @@ def _broker_row(
         "cluster": row.cluster,
         "address": row.address,
         "epoch": row.epoch,
+        "room": row.room,
         "connections": connections,
     }
     if not isinstance(state, BrokerStatusResponse):

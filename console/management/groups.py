@@ -78,7 +78,7 @@ class GroupQueue(Answer):
 
 
 class GroupClient(Answer):
-    """A member as one broker knows it, and how many queues it has there."""
+    """A member as one broker knows it, its machine room ("" = none), and how many queues it has there."""
 
     broker: str
     client_id: str
@@ -87,6 +87,7 @@ class GroupClient(Answer):
     software: str
     mode: str
     strategy: str
+    room: str
     joined_ms: int
     queues: int
     topics: list[str]

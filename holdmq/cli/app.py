@@ -28,6 +28,7 @@ _SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "ping", "top", "trace",
 """Commands by themselves, in the order of the help."""
 
 _GROUPS: Final = (
+    "cluster",
     "topic",
     "group",
     "message",

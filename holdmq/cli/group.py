@@ -200,10 +200,10 @@ def clients(given: Given, name: GroupName) -> None:
     found = _run(given.configuration(), lambda groups: groups.members(name))
     listed = [{"broker": broker, **row._asdict()} for broker, members in found.items() for row in members]
     given.table(
-        ("client", "broker", "address", "mode", "queues", "topics", "software", "since"),
+        ("client", "broker", "address", "room", "mode", "queues", "topics", "software", "since"),
         listed,
         lambda row: (
-            *(row[name] for name in ("client_id", "broker", "address", "mode", "queues")),
+            *(row[name] for name in ("client_id", "broker", "address", "room", "mode", "queues")),
             ", ".join(sorted(subscription[0] for subscription in row["subscriptions"])),
             row["software"],
             show_time(row["joined_ms"]),

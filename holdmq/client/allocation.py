@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import xxhash
@@ -26,11 +28,30 @@ VIRTUAL_NODES: Final = 100
 ROOM_SEPARATOR: Final = "@"
 
 
+class Rooms(NamedTuple):
+    """Machine rooms by the names of brokers and by members' client ids; who said none is in neither."""
+
+    of_brokers: Mapping[str, str] = MappingProxyType({})
+    of_members: Mapping[str, str] = MappingProxyType({})
+
+
+NO_ROOMS: Final = Rooms()
+
+
 class Strategy(NamedTuple):
-    """A strategy and the name under which a group's member list shows it."""
+    """A strategy and the name under which a group's member list shows it.
+
+    `allocate_within(rooms)`: what allocates where machine rooms are known, in place of `allocate`; None =
+    they do not matter.
+    """
 
     name: str
     allocate: Allocate
+    allocate_within: Callable[[Rooms], Allocate] | None = None
+
+    def within(self, rooms: Rooms) -> Allocate:
+        """What allocates where these are the machine rooms."""
+        return self.allocate if self.allocate_within is None else self.allocate_within(rooms)
 
 
 def average(queues: Sequence[TopicQueue], members: Sequence[str]) -> dict[str, list[TopicQueue]]:
@@ -72,31 +93,48 @@ def room_of(name: str) -> str:
 
 
 def machine_room(
-    room_of_broker: Callable[[str], str] = room_of,
-    room_of_member: Callable[[str], str] = room_of,
+    room_of_broker: Callable[[str], str] | None = None,
+    room_of_member: Callable[[str], str] | None = None,
     inner: Allocate = average,
 ) -> Strategy:
     """Queues of a room to members of the room, by `inner`; those of a room without members to all.
 
-    The rooms are by default what is before `@` in broker names and client ids. (RocketMQ's
+    The rooms are what brokers and members say (`broker.room`; `room` of a consumer), and for those that say
+    none what is before an `@` in their name; or what the functions return. (RocketMQ's
     AllocateMachineRoomNearby: its older ByMachineRoom leaves rooms without members unread.)
     """
 
-    def allocate(queues: Sequence[TopicQueue], members: Sequence[str]) -> Shares:
-        rooms: dict[str, list[str]] = {}
-        for member in members:
-            rooms.setdefault(room_of_member(member), []).append(member)
-        parts: dict[str, list[TopicQueue]] = {}
-        for queue in queues:
-            room = room_of_broker(queue.broker)
-            parts.setdefault(room if room in rooms else "", []).append(queue)
-        shares: dict[str, list[TopicQueue]] = {member: [] for member in members}
-        for room, part in parts.items():
-            for member, share in inner(part, rooms[room] if room else members).items():
-                shares[member] += share
-        return shares
+    def within(rooms: Rooms) -> Allocate:
+        def of_broker(name: str) -> str:
+            return rooms.of_brokers.get(name) or room_of(name)
 
-    return Strategy("machine_room", allocate)
+        def of_member(client_id: str) -> str:
+            return rooms.of_members.get(client_id) or room_of(client_id)
+
+        return partial(_by_room, room_of_broker or of_broker, room_of_member or of_member, inner)
+
+    return Strategy("machine_room", within(NO_ROOMS), within)
+
+
+def _by_room(
+    room_of_broker: Callable[[str], str],
+    room_of_member: Callable[[str], str],
+    inner: Allocate,
+    queues: Sequence[TopicQueue],
+    members: Sequence[str],
+) -> Shares:
+    rooms: dict[str, list[str]] = {}
+    for member in members:
+        rooms.setdefault(room_of_member(member), []).append(member)
+    parts: dict[str, list[TopicQueue]] = {}
+    for queue in queues:
+        room = room_of_broker(queue.broker)
+        parts.setdefault(room if room in rooms else "", []).append(queue)
+    shares: dict[str, list[TopicQueue]] = {member: [] for member in members}
+    for room, part in parts.items():
+        for member, share in inner(part, rooms[room] if room else members).items():
+            shares[member] += share
+    return shares
 
 
 STRATEGIES: Final = {
@@ -124,8 +162,9 @@ def queues_of_member(
     strategy: Strategy,
     queues: Iterable[TopicQueue],
     members_at: Mapping[str, Sequence[str]],
+    rooms: Rooms = NO_ROOMS,
 ) -> set[TopicQueue]:
-    """The queues that `member` should consume.
+    """The queues that `member` should consume, where brokers and members are in these machine rooms.
 
     `members_at` are the group's members by broker, for the brokers where `member` is one itself. A queue
     whose owner is no member at the queue's broker goes to one that is: who cannot reach a broker
@@ -140,7 +179,7 @@ def queues_of_member(
         topics.setdefault(queue.topic, []).append(queue)
     mine: set[TopicQueue] = set()
     for of_topic in topics.values():
-        for queue, owner in _owners(strategy, of_topic, everybody).items():
+        for queue, owner in _owners(strategy, of_topic, everybody, rooms).items():
             present = members_at.get(queue.broker)
             if present and owner not in present:
                 ordered = sorted(present)
@@ -151,11 +190,11 @@ def queues_of_member(
 
 
 def _owners(
-    strategy: Strategy, queues: Sequence[TopicQueue], members: Sequence[str]
+    strategy: Strategy, queues: Sequence[TopicQueue], members: Sequence[str], rooms: Rooms
 ) -> dict[TopicQueue, str]:
     owners: dict[TopicQueue, str] = {}
     known = set(queues)
-    for owner, share in strategy.allocate(queues, members).items():
+    for owner, share in strategy.within(rooms)(queues, members).items():
         if owner not in members:
             raise UsageError(f"strategy {strategy.name} gives queues to {owner!r}, who is no member")
         for queue in share:

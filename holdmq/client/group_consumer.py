@@ -36,7 +36,8 @@ class Consumer(QueueMember):
 
     `ordered`: one message of a queue (or one list) at a time, and one that failed holds its queue until it
     succeeds; else up to `concurrency` at once, and one that failed comes again later (clustering: sent back;
-    broadcast: logged and given up). `strategy`: `holdmq.client.allocation`, the same for all members.
+    broadcast: logged and given up). `strategy`: `holdmq.client.allocation`, the same for all members;
+    `room`: the machine room in which this member is, by which `machine_room` goes ("" = none).
 
     `client_id` names the member and must be its own; in broadcast its positions are under it, so it must
     stay the same (default: the host's name). `routes`: share this RouteTable in place of `registries`.
@@ -64,6 +65,7 @@ class Consumer(QueueMember):
         report_s: float = REPORT_S,
         suspend_s: float = SUSPEND_S,
         release_wait_s: float = RELEASE_WAIT_S,
+        room: str = "",
     ) -> None:
         super().__init__(
             registries,
@@ -84,6 +86,7 @@ class Consumer(QueueMember):
             report_s=report_s,
             suspend_s=suspend_s,
             release_wait_s=release_wait_s,
+            room=room,
         )
         self._workers: Workers[HandedJob] = Workers(
             handler, concurrency, self._take, self._settling.settle, takes_many=batch_max > 1

@@ -48,6 +48,7 @@ class GroupMembership:
     hand out nothing more, call `core.drained` and `act` when its work is done; `on_release(queue,
     generation)` returns what is reported with a lease that is given back; `on_state(broker, is_paused)`: what
     a broker says of the group; `on_refused(error)`: a broker does not take us, or the strategy failed.
+    `room`: the machine room that all members are told; "" = none.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class GroupMembership:
         on_state: Callable[[str, bool], None],
         on_refused: Callable[[HoldMQError], None],
         release_wait_s: float = RELEASE_WAIT_S,
+        room: str = "",
     ) -> None:
         self.core = Rebalance(routes.client_id, strategy, release_wait_s)
         self.subscriptions: list[GroupSubscription] = []
@@ -72,6 +74,7 @@ class GroupMembership:
         self._group = group
         self._mode = mode
         self._strategy = strategy
+        self._room = room
         self._on_start = on_start
         self._on_stop = on_stop
         self._on_drop = on_drop
@@ -90,6 +93,8 @@ class GroupMembership:
         self._routes.on_up.append(self._up)
         self._routes.on_down.append(self._down)
         self._routes.on_push.append(self._pushed)
+        self._routes.on_brokers.append(self._brokers_changed)
+        self._brokers_changed()
 
     def follow(self, brokers: Iterable[str]) -> None:
         """Be a member at these brokers too, as soon as they are connected."""
@@ -142,6 +147,7 @@ class GroupMembership:
         self._routes.on_up.remove(self._up)
         self._routes.on_down.remove(self._down)
         self._routes.on_push.remove(self._pushed)
+        self._routes.on_brokers.remove(self._brokers_changed)
         self._connections.clear()
         return is_idle
 
@@ -200,6 +206,10 @@ class GroupMembership:
         self.core.broker_down(link.name, self._loop.time())
         self.act()
 
+    def _brokers_changed(self) -> None:
+        self.core.set_rooms(self._routes.rooms(), self._loop.time())
+        self.act()
+
     def _pushed(self, link: Link, request: Request) -> bool:
         if request.command.code != RequestCode.GROUP_CHANGED:
             return False
@@ -212,7 +222,7 @@ class GroupMembership:
 
     def _take_state(self, broker: str, state: GroupState) -> None:
         self.members[broker] = state.members
-        self.core.joined(broker, state.version, state.members, state.freed, self._loop.time())
+        self.core.joined(broker, state.version, state.members, state.freed, self._loop.time(), state.rooms)
         self._on_state(broker, state.is_paused)
 
     # Requests
@@ -237,7 +247,9 @@ class GroupMembership:
                 self._take_state(broker, state)
             self.act()
 
-        request = GroupJoinRequest(self._group, self._mode, self.subscriptions, self._strategy.name)
+        request = GroupJoinRequest(
+            self._group, self._mode, self.subscriptions, self._strategy.name, self._room
+        )
         connection.request(RequestCode.GROUP_JOIN, request, on_reply, TIMEOUT_S)
 
     def _ask(self, ask: Ask) -> None:

@@ -59,6 +59,7 @@ class GroupPullConsumer(QueueMember):
         buffer_max_bytes: int = BUFFER_MAX_BYTES,
         buffer_max_messages: int = BUFFER_MAX_MESSAGES,
         release_wait_s: float = RELEASE_WAIT_S,
+        room: str = "",
     ) -> None:
         super().__init__(
             registries,
@@ -79,6 +80,7 @@ class GroupPullConsumer(QueueMember):
             report_s=REPORT_S,
             suspend_s=SUSPEND_S,
             release_wait_s=release_wait_s,
+            room=room,
         )
         self._polled: dict[int, HandedJob] = {}
         """What is in the caller's hands, by the identity of its message."""

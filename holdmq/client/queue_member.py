@@ -36,6 +36,7 @@ from holdmq.client.subscriptions import TagFilter
 from holdmq.client.workers import check_batch_max
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.message import TopicQueue
+from holdmq.names.rooms import room_fault
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
@@ -78,10 +79,14 @@ class QueueMember(GroupConsumer):
         report_s: float,
         suspend_s: float,
         release_wait_s: float,
+        room: str,
     ) -> None:
         if mode not in (CLUSTERING, BROADCAST):
             raise UsageError(f"mode {mode!r} is not clustering or broadcast (shared has its own consumer)")
+        if (fault := room_fault(room)) is not None:
+            raise UsageError(fault)
         self.mode = mode
+        self._room = room
         default_id = socket.gethostname() if mode == BROADCAST else f"consumer-{secrets.token_hex(8)}"
         client_id = client_id or (routes.client_id if routes is not None else default_id)
         if routes is not None and routes.client_id != client_id:
@@ -296,6 +301,7 @@ class QueueMember(GroupConsumer):
             self._state_came,
             self._refused,
             self._release_wait_s,
+            self._room,
         )
 
     def _subscriptions(self) -> list[GroupSubscription]:

@@ -17,11 +17,11 @@ Times are seconds on any clock that never goes back. Source: broker.md, Three wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from holdmq.client.allocation import Strategy, queues_of_member
+from holdmq.client.allocation import NO_ROOMS, Rooms, Strategy, queues_of_member
 from holdmq.errors import Code
 from holdmq.message import TopicQueue
 from holdmq.wire.group_headers import LeasedQueue, WantedQueue
@@ -110,12 +110,24 @@ Action = Join | Ask | Start | Stop | Drop | ReleaseLease
 
 
 class _Broker:
-    __slots__ = ("asked", "asked_at", "is_again", "is_joining", "join_at", "members", "renew_at", "version")
+    __slots__ = (
+        "asked",
+        "asked_at",
+        "is_again",
+        "is_joining",
+        "join_at",
+        "members",
+        "renew_at",
+        "rooms",
+        "version",
+    )
 
     def __init__(self, now: float) -> None:
         self.version = -1
         """Of the last GroupState; -1 = no member there yet."""
         self.members: tuple[str, ...] = ()
+        self.rooms: Mapping[str, str] = {}
+        """Of those members that said theirs."""
         self.is_joining = False
         self.join_at = now
         self.asked: dict[TopicQueue, int] | None = None
@@ -138,6 +150,7 @@ class Rebalance:
         self._strategy = strategy
         self._release_wait_s = release_wait_s
         self._queues: frozenset[TopicQueue] = frozenset()
+        self._broker_rooms: Mapping[str, str] = {}
         self._brokers: dict[str, _Broker] = {}
         self._is_closing = False
         self._actions: list[Action] = []
@@ -154,6 +167,12 @@ class Rebalance:
         new = frozenset(queues)
         if new != self._queues:
             self._queues = new
+            self._rebalance(now)
+
+    def set_rooms(self, rooms: Mapping[str, str], now: float) -> None:
+        """Machine rooms of the brokers that said theirs, as routes have them."""
+        if rooms != self._broker_rooms:
+            self._broker_rooms = dict(rooms)
             self._rebalance(now)
 
     def broker_up(self, broker: str, now: float) -> None:
@@ -175,7 +194,15 @@ class Rebalance:
         for broker in self._brokers:
             self._join(broker, now)
 
-    def joined(self, broker: str, version: int, members: Sequence[str], freed: bool, now: float) -> None:
+    def joined(
+        self,
+        broker: str,
+        version: int,
+        members: Sequence[str],
+        freed: bool,
+        now: float,
+        rooms: Mapping[str, str] = NO_ROOMS.of_members,
+    ) -> None:
         """A GroupState came, as an answer or by itself; older ones than the last change nothing."""
         known = self._brokers.get(broker)
         if known is None or version < known.version:
@@ -184,6 +211,7 @@ class Rebalance:
             self._freed(broker, known, now)
         known.version = version
         known.members = tuple(members)
+        known.rooms = rooms
         self._rebalance(now)
 
     def join_answered(self, broker: str, now: float) -> None:
@@ -303,7 +331,9 @@ class Rebalance:
         if not self._is_closing:
             members_at = {n: b.members for n, b in self._brokers.items() if b.version >= 0}
             try:
-                wanted = queues_of_member(self.client_id, self._strategy, self._queues, members_at)
+                wanted = queues_of_member(
+                    self.client_id, self._strategy, self._queues, members_at, self._rooms()
+                )
                 self.fault = None
             except Exception as error:  # noqa: BLE001 - a strategy may be anybody's function
                 self.fault = error
@@ -321,6 +351,13 @@ class Rebalance:
                 self._actions.append(Stop(queue))
         for broker in self._brokers:
             self._ask(broker, now)
+
+    def _rooms(self) -> Rooms:
+        # Of this member, too, only what brokers tell: then all members know the same.
+        of_members: dict[str, str] = {}
+        for broker in self._brokers.values():
+            of_members.update(broker.rooms)
+        return Rooms(self._broker_rooms, of_members)
 
     def _join(self, broker: str, now: float) -> None:
         known = self._brokers[broker]

@@ -159,6 +159,7 @@ class RouteTable:
         self._links: dict[str, Link] = {}
         self._leads = Leads()
         self._live: dict[str, str] = {}
+        self._rooms: dict[str, str] = {}
         self._absent: dict[str, float] = {}
         self._told: dict[tuple[str, str], tuple[RouteRow, float]] = {}
         self._creating: dict[str, asyncio.Task[TopicRoute]] = {}
@@ -211,6 +212,10 @@ class RouteTable:
     def brokers(self) -> dict[str, str]:
         """Names and addresses of the brokers that a registry called live last."""
         return dict(self._live)
+
+    def rooms(self) -> dict[str, str]:
+        """Machine rooms by broker, of those that said theirs; one with copies is where its leader is."""
+        return dict(self._rooms)
 
     def link(self, broker: str) -> Link:
         """The link to a broker, connecting if it was not; TransportError for a name never heard of."""
@@ -395,7 +400,7 @@ class RouteTable:
         heard = self._leads.hear(brokers, self._doubted(now))
         if heard.outdated and self._doubting is None:
             self._doubting = asyncio.get_running_loop().call_later(LEAD_DOUBTED_S, self._doubt)
-        self._set_brokers({name: row.address for name, row in heard.rows.items()}, now)
+        self._set_brokers(heard.rows, now)
         new: dict[str, dict[str, RouteRow]] = {}
         for row in routes:
             new.setdefault(row.topic, {})[row.broker] = row
@@ -426,9 +431,13 @@ class RouteTable:
             if link.down_since is not None and now - link.down_since >= LEAD_DOUBTED_S
         ]
 
-    def _set_brokers(self, live: dict[str, str], now: float) -> None:
-        changed = live != self._live
-        self._live = live
+    def _set_brokers(self, rows: Mapping[str, BrokerRow], now: float) -> None:
+        live = {name: row.address for name, row in rows.items()}
+        rooms = {name: row.room for name, row in rows.items() if row.room}
+        # Who is absent stays where it was: its queues do, too.
+        rooms = {name: room for name, room in self._rooms.items() if name not in rows} | rooms
+        changed = (live, rooms) != (self._live, self._rooms)
+        self._live, self._rooms = live, rooms
         for name, address in live.items():
             self._absent.pop(name, None)
             link = self._links.get(name)
@@ -459,6 +468,7 @@ class RouteTable:
                 continue
             gone.add(name)
             self._leads.forget(name)
+            self._rooms.pop(name, None)
             del self._absent[name]
             del self._links[name]
             closing = asyncio.get_running_loop().create_task(link.client.close())
@@ -565,6 +575,9 @@ class RouteTable:
             self._live[name] = address
             self._absent.pop(name, None)
             self._links[name].client.set_address(address)
+            self._rooms.pop(name, None)
+            if leaders[name].room:
+                self._rooms[name] = leaders[name].room
         if moved:
             for callback in self.on_brokers:
                 callback()

@@ -37,6 +37,7 @@ from holdmq.config.routes import RouteSettings, routes_fault
 from holdmq.config.section import AdminBind, AdminPort, Port, Section
 from holdmq.config.security import SecuritySection
 from holdmq.errors import ConfigError
+from holdmq.names.rooms import ROOM_PATTERN
 from holdmq.service.host_rule import host_name_of
 
 _MIB: Final = 1024 * 1024
@@ -91,6 +92,12 @@ class BrokerSection(Section):
     advertise: str = Field(
         "",
         description="host:port that clients are told; empty = bind:port, right while all are on one machine.",
+    )
+    room: str = Field(
+        "",
+        pattern=ROOM_PATTERN,
+        description="Machine room in which this process is, as members that share queues by machine_room "
+        "know it; a replica says its own when it leads; empty = none.",
     )
     auto_create_topics: bool = Field(
         True, description="Create a topic on first use; topics_max bounds what that can cost."

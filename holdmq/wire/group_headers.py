@@ -9,6 +9,7 @@ Source: broker.md, Three ways to consume.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from holdmq.wire.header import Header, header
@@ -31,13 +32,15 @@ class GroupJoinRequest(Header):
     """Become a member, or change what this member subscribes to; a repeat is a renewal.
 
     `mode` is one of MODES; all members of a group have the same (MODE_CONFLICT). `strategy` is shown to
-    people only: members compute their allocation themselves, all with the same strategy.
+    people only: members compute their allocation themselves, all with the same strategy. `room`: the machine
+    room in which the member is, told to all members; "" = it says none.
     """
 
     group: str
     mode: str
     subscriptions: list[GroupSubscription]
     strategy: str = ""
+    room: str = ""
 
 
 @header
@@ -45,7 +48,8 @@ class GroupState(Header):
     """Answer to GROUP_JOIN, and what GROUP_CHANGED (one-way, broker → member) carries.
 
     `version` rises with every change of `members` (client ids, sorted; of the group's members that
-    subscribe here), when a wanted queue became free, and when the group was paused or resumed.
+    subscribe here), when a wanted queue became free, and when the group was paused or resumed. `rooms`: the
+    machine rooms of those members that said theirs, by client id.
     """
 
     group: str
@@ -54,6 +58,7 @@ class GroupState(Header):
     is_paused: bool = False
     retry_max_times: int = 16
     freed: bool = False
+    rooms: dict[str, str] = field(default_factory=dict)
 
 
 @header
@@ -64,7 +69,10 @@ class GroupRequest(Header):
 
 
 class MemberRow(NamedTuple):
-    """One member as this broker knows it; `queues` counts the leases that it holds here."""
+    """One member as this broker knows it; `queues` counts the leases that it holds here.
+
+    `room`: its machine room, "" = it says none.
+    """
 
     client_id: str
     address: str
@@ -75,6 +83,7 @@ class MemberRow(NamedTuple):
     joined_ms: int
     queues: int
     subscriptions: list[GroupSubscription]
+    room: str = ""
 
 
 @header

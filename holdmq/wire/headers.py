@@ -480,7 +480,7 @@ class BrokerStatusResponse(Header):
 class BrokerRow(NamedTuple):
     """A broker: its cluster, id (0 = master), address host:port, and the epoch in which it leads its copies.
 
-    `epoch` 0 = it has none.
+    `epoch` 0 = it has none. `room`: the machine room in which this process is, "" = it says none.
     """
 
     cluster: str
@@ -488,6 +488,7 @@ class BrokerRow(NamedTuple):
     broker_id: int
     address: str
     epoch: int = 0
+    room: str = ""
 
 
 @header
@@ -495,7 +496,7 @@ class BrokerRegisterRequest(Header):
     """A broker with all its topics (TopicRow); replaces what it said before.
 
     `epoch`: in which it leads its copies, 0 = it has none. One that is lower than another process of the name
-    has registered with is refused: NOT_LEADER.
+    has registered with is refused: NOT_LEADER. `room`: as in BrokerRow.
     """
 
     cluster: str
@@ -505,6 +506,7 @@ class BrokerRegisterRequest(Header):
     data_version: int
     topics: list[TopicRow]
     epoch: int = 0
+    room: str = ""
 
 
 @header

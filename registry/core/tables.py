@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from holdmq.errors import Code, RemoteError, WireError
+from holdmq.names.rooms import room_fault
 from holdmq.names.topics import is_system_topic, system_topic_fault, topic_fault
 from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
 from registry.core.changes import Changes
@@ -67,6 +68,7 @@ class _Live:
     connection: Hashable
     routes: dict[str, RouteRow]
     epoch: int
+    room: str
 
 
 @dataclass(slots=True)
@@ -159,7 +161,7 @@ class RegistryTables:
         if before is not None:
             self._forget_connection(before.connection, key)
         self._keys_of.setdefault(connection, set()).add(key)
-        self._live[key] = _Live(row.cluster, row.address, now, connection, routes, row.epoch)
+        self._live[key] = _Live(row.cluster, row.address, now, connection, routes, row.epoch, row.room)
         if row.epoch:
             self._epochs[row.broker] = row.epoch
         self.route_count += len(routes) - (len(before.routes) if before is not None else 0)
@@ -167,7 +169,9 @@ class RegistryTables:
             known = self._broker_addresses[row.broker] = _BrokerEntry(row.cluster)
             self._cluster_brokers.setdefault(row.cluster, set()).add(row.broker)
         known.addresses[row.broker_id] = row.address
-        is_new_place = before is None or (before.address, before.epoch) != (row.address, row.epoch)
+        is_new_place = before is None or (
+            (before.address, before.epoch, before.room) != (row.address, row.epoch, row.room)
+        )
         if is_new_place or (before is not None and before.routes != routes):
             self._rebuild(row.broker, is_new_place)
             if row.broker_id == min(known.addresses):
@@ -273,7 +277,7 @@ class RegistryTables:
     def brokers(self) -> list[BrokerRow]:
         """All live brokers, by name and id."""
         return [
-            BrokerRow(live.cluster, key.broker, key.broker_id, live.address, live.epoch)
+            BrokerRow(live.cluster, key.broker, key.broker_id, live.address, live.epoch, live.room)
             for key, live in sorted(self._live.items())
         ]
 
@@ -384,6 +388,8 @@ def _check(row: BrokerRow, topics: Sequence[TopicRow]) -> dict[str, RouteRow]:
             raise WireError(
                 f"{what} name {name[:70]!r} must be 1 to 64 letters, digits, _ and -", Code.MISSING_FIELD
             )
+    if (fault := room_fault(row.room)) is not None:
+        raise WireError(fault, Code.MISSING_FIELD)
     if not 0 <= row.broker_id < _BROKER_ID_MAX:
         raise WireError(f"broker id {row.broker_id} must be 0 or more", Code.MISSING_FIELD)
     if len(row.address) > _ADDRESS_MAX_CHARS or not _ADDRESS.match(row.address):

@@ -206,7 +206,7 @@ def test_clients_are_banned_and_let_in_again(stack: Stack, console: httpx.Client
 def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:
     cluster = done(console.get("cluster"))
     assert [b["broker"] for b in cluster["brokers"]] == ["broker-0"]
-    assert [b["epoch"] for b in cluster["brokers"]] == [0]
+    assert [(b["epoch"], b["room"]) for b in cluster["brokers"]] == [(0, "")]
     assert done(console.get("replicas")) == {
         "shards": [{"broker": "broker-0", "copies": 1, "epoch": 0, "leader": "", "ok": True, "replicas": []}]
     }

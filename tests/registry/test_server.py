@@ -80,7 +80,7 @@ async def test_what_brokers_register_clients_get(connect: MakeClient) -> None:
     answer = await routes(client, ["t"])
     assert answer.routes == [["t", "b0", 4, 4, 6, "log", 1, False]]
     assert not answer.unchanged
-    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:1", 0]]
+    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:1", 0, ""]]
     cluster = (await client.call(RequestCode.CLUSTER_GET, Empty())).header(ClusterGetResponse)
     assert cluster.topics == ["t", "u"]
     assert set(cluster.silent_ms) == {"b0"}
@@ -228,7 +228,7 @@ async def test_a_held_request_is_answered_when_another_process_leads(
     await until(lambda: len(registry.holds) == 1)
     await new.call(RequestCode.BROKER_REGISTER, registration(epoch=4, address="127.0.0.1:2"))
     answer = (await holding).header(RouteGetResponse)
-    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:2", 4]]
+    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:2", 4, ""]]
     with pytest.raises(RemoteError) as refused:
         await old.call(RequestCode.BROKER_REGISTER, registration(epoch=3))
     assert refused.value.code == Code.NOT_LEADER

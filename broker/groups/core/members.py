@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from holdmq.errors import Code, RemoteError
+from holdmq.names.rooms import room_fault
 from holdmq.wire.group_headers import GroupSubscription
 
 MEMBERS_MAX: Final = 100_000
@@ -37,6 +38,7 @@ class GroupMember(Generic[Owner]):
         "mode",
         "owner",
         "renewed_at",
+        "room",
         "strategy",
         "subscriptions",
         "told_version",
@@ -50,6 +52,7 @@ class GroupMember(Generic[Owner]):
         self.client_id = client_id
         self.mode = mode
         self.strategy = ""
+        self.room = ""
         self.subscriptions: list[GroupSubscription] = []
         self.joined_ms = joined_ms
         self.renewed_at = renewed_at
@@ -152,8 +155,11 @@ class Members(Generic[Owner]):
         if len(self._by_renewal) >= self._members_max:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{self._members_max} members of groups at this broker")
 
-    def check_wishes(self, subscriptions: list[GroupSubscription], strategy: str) -> None:
-        """Raise LIMIT_EXCEEDED if these are too much for one member."""
+    def check_wishes(self, subscriptions: list[GroupSubscription], strategy: str, room: str = "") -> None:
+        """Raise LIMIT_EXCEEDED if these are too much for one member, MISSING_FIELD for what is no room."""
+        fault = room_fault(room)
+        if fault is not None:
+            raise RemoteError(Code.MISSING_FIELD, fault)
         if len(strategy) > STRATEGY_MAX:
             raise RemoteError(
                 Code.LIMIT_EXCEEDED, f"a strategy of {len(strategy)} characters; {STRATEGY_MAX} are possible"
@@ -176,12 +182,13 @@ class Members(Generic[Owner]):
         subscriptions: list[GroupSubscription],
         now: float,
         now_ms: int,
+        room: str = "",
     ) -> Joined[Owner]:
         """Become a member, renew, or change subscriptions.
 
-        Raises MODE_CONFLICT, LIMIT_EXCEEDED; then nothing has happened.
+        Raises MODE_CONFLICT, LIMIT_EXCEEDED, MISSING_FIELD; then nothing has happened.
         """
-        self.check_wishes(subscriptions, strategy)
+        self.check_wishes(subscriptions, strategy, room)
         known = self._groups.get(group, {})
         replaced = next((m for m in known.values() if m.client_id == client_id and m.owner != owner), None)
         self._check_join(owner, group, mode, replaced)
@@ -194,9 +201,9 @@ class Members(Generic[Owner]):
             member = GroupMember(owner, group, client_id, mode, now_ms, now)
             known[owner] = member
             self._by_owner.setdefault(owner, set()).add(group)
-        wanted = (mode, strategy, subscriptions)
-        is_change = is_new or wanted != (member.mode, member.strategy, member.subscriptions)
-        member.mode, member.strategy, member.subscriptions = wanted
+        wanted = (mode, strategy, subscriptions, room)
+        is_change = is_new or wanted != (member.mode, member.strategy, member.subscriptions, member.room)
+        member.mode, member.strategy, member.subscriptions, member.room = wanted
         self._renewed(member, now)
         if is_change:
             self.raise_version(group)

@@ -26,6 +26,7 @@ const CLIENTS = [
   { title: "Queues", class: "n", cell: (row) => number(row.queues) },
   { title: "Topics", class: "wide", cell: (row) => (row.topics ?? []).join(", ") },
   { title: "Address", class: "wide", cell: (row) => row.address },
+  { title: "Room", class: "wide", cell: (row) => row.room || "–" },
   { title: "Since", class: "wide", cell: (row) => moment(row.joined_ms) },
 ];
 const TRAFFIC = [

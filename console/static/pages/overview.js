@@ -46,6 +46,7 @@ export function show({ main, signal }) {
     text("Broker", (b) => b.broker),
     { title: "State", fill: (cell, b) => fillState(cell, !b.reachable ? "unreachable" : b.writable ? "serving" : "read-only", !b.reachable ? "bad" : b.writable ? "good" : "warn", b.reason) },
     text("Address", (b) => b.address, "wide"),
+    text("Room", (b) => b.room || "–", "wide"),
     text("Epoch", (b) => (b.epoch ? number(b.epoch) : "–"), "n wide"),
     text("Log", (b) => bytes(b.log_bytes), "n"),
     text("Conns", (b) => number(b.connections), "n"),

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from holdmq.errors import RemoteError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupJoinRequest, GroupSubscription
+from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupJoinRequest, GroupState, GroupSubscription
 
 Join = Callable[[str], GroupPeer]
 DIFFER = "members of a group differ"
@@ -55,6 +55,22 @@ async def test_what_a_member_says_of_itself_is_bounded(member: Join) -> None:
     with pytest.raises(RemoteError, match=r"LIMIT_EXCEEDED: a strategy of 121 characters; 120"):
         await join(member("one"), [T], "x" * 121)
     await join(member("one"), [T], "x" * 120)
+
+
+async def test_the_rooms_of_members_are_told_to_all_and_checked(member: Join) -> None:
+    async def state(peer: GroupPeer, room: str) -> GroupState:
+        request = GroupJoinRequest("g", CLUSTERING, [T], "machine_room", room)
+        return (await peer.client.call(RequestCode.GROUP_JOIN, request)).header(GroupState)
+
+    one, two = member("one"), member("two")
+    assert (await state(one, "east")).rooms == {"one": "east"}
+    assert (await state(two, "")).rooms == {"one": "east"}
+    moved = await state(two, "west")
+    assert moved.rooms == {"one": "east", "two": "west"}
+    again = await state(one, "east")
+    assert (again.rooms, again.version) == (moved.rooms, moved.version)
+    with pytest.raises(RemoteError, match="MISSING_FIELD: machine room 'a/b' must be 1 to 64 letters"):
+        await state(two, "a/b")
 
 
 async def test_members_that_are_alike_are_not(member: Join) -> None:

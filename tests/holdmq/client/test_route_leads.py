@@ -37,7 +37,8 @@ async def register() -> AsyncIterator[Register]:
         where = f"127.0.0.1:{registry.rpc.port}"
         client = clients.setdefault(where, Client(where, "broker", "test"))
         topic = TopicRow("t", queues, queues, 6, "log", 1, False)
-        row = BrokerRegisterRequest("test", "broker-0", 0, address, 1, [topic], epoch)
+        # Each process is in a room of its own.
+        row = BrokerRegisterRequest("test", "broker-0", 0, address, 1, [topic], epoch, f"room-{epoch}")
         await client.call(RequestCode.BROKER_REGISTER, row)
 
     yield run
@@ -73,6 +74,7 @@ async def test_a_new_leader_is_followed_at_once(
     await register(registry, f"127.0.0.1:{new.rpc.port}", 4)
     await until(lambda: link.is_up and link.client.hello.name == "new")  # type: ignore[union-attr]
     assert table.link("broker-0") is link
+    assert table.rooms() == {"broker-0": "room-4"}
 
 
 async def test_a_registry_that_still_names_who_led_before_is_not_believed(

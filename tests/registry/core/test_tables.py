@@ -141,6 +141,20 @@ def test_a_leader_that_leads_anew_at_its_old_address_is_news() -> None:
     assert tables.take_changed() == (set(), True)
 
 
+def test_the_room_of_a_name_is_that_of_the_process_that_leads() -> None:
+    tables = RegistryTables()
+    tables.register(broker(address="a:1")._replace(epoch=3, room="east"), [topic("t")], "old", 0.0)
+    tables.take_changed()
+    tables.register(broker(address="b:1")._replace(epoch=5, room="west"), [topic("t")], "new", 1.0)
+    assert [row.room for row in tables.brokers()] == ["west"]
+    version = tables.version
+    tables.register(broker(address="b:1")._replace(epoch=5, room="north"), [topic("t")], "new", 2.0)
+    assert [row.room for row in tables.brokers()] == ["north"]
+    assert tables.version > version
+    with pytest.raises(HoldMQError, match="machine room 'a room' must be 1 to 64 letters"):
+        tables.register(broker("b")._replace(room="a room"), [], "b", 3.0)
+
+
 def test_an_epoch_that_is_over_stays_so_while_nobody_leads() -> None:
     tables = RegistryTables()
     tables.register(broker()._replace(epoch=5), [topic("t")], "conn", 0.0)
