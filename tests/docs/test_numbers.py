@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from page_blocks import ROOT, pages
 from page_numbers import is_one_of, literals_of, numbers_in
-from page_sayings import SAYINGS
+from page_sayings import OTHERS, SAYINGS
 
 from gateway.deliver.catchup import ANSWERS_PER_TURN, CATCHUP_CREDIT_BYTES
+from holdmq.client.faults import LATENCIES_MS, RESTS_MS
 from holdmq.config.sources import reference
+from holdmq.wire.move_headers import DELAY_LEVELS_MS
 
 DEFAULTS = {row.key: row.default for row in reference()}
 ALL = {row.key: row for row in reference()}
@@ -92,15 +95,74 @@ def test_a_default_that_a_page_says_behind_its_key_is_the_default(path: Path) ->
             assert is_one_of(values, {float(DEFAULTS[key])}), f"{key} is {DEFAULTS[key]}, not {number}"
 
 
-@pytest.mark.parametrize(("page", "words", "where"), SAYINGS)
-def test_a_number_of_a_sentence_is_the_code_s(page: str, words: str, where: str) -> None:
-    text = " ".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split())
+def text_of(page: str) -> str:
+    """The sentences of a page on one line, without blocks and the numbers of lists."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return " ".join(re.sub(r"^ *\d+\. ", "", text, flags=re.MULTILINE).split())
+
+
+def sayings_in(text: str, words: str) -> list[re.Match[str]]:
     before, _, after = words.partition("{}")
     number = r"(\d[\d,.]*(?: (?:bytes|[KMG]iB|ms|s|min|minutes|h|hours|days?|%)(?!\w))?)"
-    found = re.findall(rf"{re.escape(before)}{number}{re.escape(after)}", text)
+    return list(re.finditer(rf"{re.escape(before)}{number}{re.escape(after)}", text))
+
+
+@pytest.mark.parametrize("page", OTHERS)
+def test_every_number_of_a_page_is_in_a_row(page: str) -> None:
+    text = text_of(page)
+    known = [match.span(1) for of, words, _ in SAYINGS if of == page for match in sayings_in(text, words)]
+    known += [match.span(2) for match in DEFAULT.finditer(text)]
+    known += [match.span() for match in re.finditer(r"`[^`]*`|(QoS|MQTT) \d", text)]
+    for words in OTHERS[page]:
+        assert words in text, f"{page}.md does not say {words!r}; if it says it otherwise, so does its row"
+        known += [match.span() for match in re.finditer(re.escape(words), text)]
+    for number in re.finditer(r"(?<![\w.,/:%$~-])\d[\d,.]*(?!\w)", text):
+        is_known = any(start <= number.start() < end for start, end in known)
+        said = text[max(0, number.start() - 50) : number.end() + 30]
+        assert is_known, f"{said!r}: a row of tests/support/page_sayings.py says where the code has it"
+
+
+def value_of(module: str, name: str) -> Any:
+    """A constant of a module, or the default of a field of a class there."""
+    first, _, field = name.partition(".")
+    found = getattr(importlib.import_module(module), first)
+    if not field:
+        return found
+    return next(one.default for one in dataclasses.fields(found) if one.name == field)
+
+
+@pytest.mark.parametrize(("page", "words", "where"), SAYINGS)
+def test_a_number_of_a_sentence_is_the_code_s(page: str, words: str, where: str) -> None:
+    found = [match[1] for match in sayings_in(text_of(page), words)]
     assert found, f"{page}.md does not say {words!r}; if it says it otherwise, so does its row"
     module, _, name = where.partition(":")
-    value = getattr(importlib.import_module(module), name) if name else DEFAULTS[where]
+    value = value_of(module, name) if name else DEFAULTS[where]
     for said in found:
         (_, values), *_ = numbers_in(said)
         assert is_one_of(values, {float(value)}), f"{said} is {value} at {where}"
+
+
+def seconds(text: str) -> float:
+    (_, values), *_ = numbers_in(text)
+    return values[0] if not text.endswith(" ms") else values[1] / 1000
+
+
+def test_the_levels_of_retry_md_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/retry.md").read_text(encoding="utf-8")
+    levels, delays = (
+        [cell.strip() for cell in row.split("|")[2:-1]]
+        for row in re.findall(r"^\| (?:level|delay) \|.*$", text, re.MULTILINE)
+    )
+    told = dict(zip(levels, delays, strict=True))
+    assert told.pop("5 … 14") == "1 … 10 min"
+    said = {int(level): seconds(delay) for level, delay in told.items()}
+    said |= {level: 60.0 * (level - 4) for level in range(5, 15)}
+    assert {level: 1000 * delay for level, delay in said.items()} == dict(enumerate(DELAY_LEVELS_MS, 1))
+
+
+def test_how_long_a_broker_rests_is_as_producer_md_says() -> None:
+    text = (ROOT / "docs/producer.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d[\d.]* m?s)(?:, [^|]*)? \| (\d[\d.]* m?s) \|$", text, re.MULTILINE)
+    rests = {round(1000 * seconds(took)): round(1000 * seconds(rest)) for took, rest in rows}
+    assert rests == {took: rest for took, rest in zip(LATENCIES_MS, RESTS_MS, strict=True) if rest}
