@@ -12,6 +12,7 @@ from holdmq.client.dead_letters import DeadLetters
 from holdmq.client.groups import GroupAdmin
 from holdmq.client.producer import Producer
 from holdmq.client.queries import Messages
+from holdmq.client.quotas import QuotaAdmin
 from holdmq.client.retained import RetainedAdmin
 from holdmq.client.sessions import SessionAdmin
 from holdmq.client.tables import Table
@@ -31,6 +32,7 @@ class ClusterClients:
         self.connected = ClientAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.configurations = ConfigAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.bans = BanAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
+        self.quotas = QuotaAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.messages = Messages(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.letters = DeadLetters(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.retained = RetainedAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
@@ -40,8 +42,8 @@ class ClusterClients:
     async def open(self) -> None:
         """Begin using the routes; returns at once."""
         for one in (
-            self.groups, self.sessions, self.connected, self.configurations, self.bans, self.messages,
-            self.letters, self.retained, self.producer,
+            self.groups, self.sessions, self.connected, self.configurations, self.bans, self.quotas,
+            self.messages, self.letters, self.retained, self.producer,
         ):  # fmt: skip
             await self._stack.enter_async_context(one)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from urllib.parse import unquote
 
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
@@ -21,6 +22,7 @@ PAGES = {
     "Clients": "/clients",
     "meter-001 ": "/clients/meter-001",
     "Bans": "/bans",
+    "Quotas": "/quotas",
     "Sessions": "/sessions",
     "meter-001": "/sessions/meter-001",
     "Connections": "/connections",
@@ -336,6 +338,37 @@ async def test_clients_are_searched_by_the_server_and_sent_away_after_their_numb
     await page.goto(script.url + "/clients/meter-001")
     await expect(page.get_by_role("cell", name="commands/+/#")).to_be_visible()
     await expect(page.get_by_role("button", name="Disconnect")).to_have_count(0)
+    assert faults == []
+    await page.close()
+
+
+async def test_quotas_are_set_and_removed_and_who_lacks_one_is_named(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/quotas")
+    await expect(page.get_by_role("table", name="Quotas").locator("tbody tr")).to_have_count(3)
+    await expect(page.get_by_role("table", name="Quotas")).to_contain_text("7 of 50")
+    await expect(page.get_by_role("alert")).to_contain_text("orders: broker-1 has another quota")
+    await button(page, "Set a quota").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Name").fill("depot/7")
+    await dialog.get_by_label("Connections").fill("some")
+    await button(dialog, "Set").click()
+    await expect(dialog).to_contain_text("write a whole number")
+    await dialog.get_by_label("Connections").fill("20")
+    await dialog.get_by_label("Messages a second").fill("100")
+    await button(dialog, "Set").click()
+    await expect(dialog).to_be_hidden()
+    await button(page, "Remove the quota of key orders").click()
+    await button(dialog, "Remove the quota").click()
+    await expect(dialog).to_be_hidden()
+    wanted = {"publish_rate": 100, "connections": 20}
+    said = [(method, unquote(path), body) for method, path, body in script.said]
+    assert said == [("PUT", "quotas/user/depot/7", wanted), ("DELETE", "quotas/key/orders", None)]
+    script.be("viewer")
+    await page.goto(script.url + "/quotas")
+    await expect(page.get_by_role("table", name="Quotas")).to_contain_text("orders")
+    await expect(page.get_by_role("button", name="Set a quota")).to_have_count(0)
     assert faults == []
     await page.close()
 

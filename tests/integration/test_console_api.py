@@ -186,6 +186,23 @@ def test_services_reload_and_the_busiest_are_told(stack: Stack, console: httpx.C
     client.disconnect()
 
 
+def test_quotas_are_set_shown_and_removed(stack: Stack, console: httpx.Client) -> None:
+    assert done(console.put("quotas/user/api%2Fada", json={"connections": 3}))["name"] == "api/ada"
+    (found,) = done(console.get("quotas"))["quotas"]
+    assert (found["kind"], found["name"], found["connections"], found["by"]) == (
+        "user",
+        "api/ada",
+        3,
+        "admin",
+    )
+    assert (found["used"]["connections"], found["is_own"], found["lacking"]) == (0, True, [])
+    assert console.put("quotas/user/x", json={"topics": 3}).status_code == 400
+    assert console.put("quotas/user/x", json={"colour": 3}).status_code == 400
+    assert done(console.delete("quotas/user/api%2Fada"))["kind"] == "user"
+    assert console.delete("quotas/user/api%2Fada").status_code == 404
+    assert done(console.get("quotas"))["quotas"] == []
+
+
 def test_clients_are_banned_and_let_in_again(stack: Stack, console: httpx.Client) -> None:
     made = done(
         console.post("bans", json={"kind": "pattern", "value": "api/*", "reason": "why", "seconds": 60})

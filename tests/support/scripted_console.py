@@ -122,6 +122,21 @@ def client_row(number: int) -> dict[str, Any]:
     }
 
 
+def quota_row(kind: str, name: str, limit: int) -> dict[str, Any]:
+    numbers = ("publish_rate", "publish_bytes_rate", "topics", "sessions", "connections", "kept_bytes")
+    used = ("messages_per_s", "bytes_per_s", *numbers[2:], "waited", "refused")
+    return {
+        "kind": kind,
+        "name": name,
+        "is_own": limit > 0,
+        **dict.fromkeys(numbers, limit),
+        "by": "grace",
+        "changed_ms": 1_790_000_000_000,
+        "used": dict.fromkeys(used, 7),
+        "lacking": ["broker-1"] if kind == "key" else [],
+    }
+
+
 def ban_row(kind: str, value: str) -> dict[str, Any]:
     return {
         "kind": kind,
@@ -347,6 +362,8 @@ ORDERS: Final[dict[str, dict[str, Any]]] = {
     "replicas/broker-0/switch": {"leader": "b"},
     "bans": ban_row("address", "192.0.2.0/24"),
     "bans/address/10.0.0.0/8": {"kind": "address", "value": "10.0.0.0/8"},
+    "quotas/user/depot/7": {"kind": "user", "name": "depot/7"},
+    "quotas/key/orders": {"kind": "key", "name": "orders"},
     "clients/kick": {"clients": 6, "dry_run": True},
     "accounts": {"account": {"name": "grace"}, "password": "shown-once"},
     "tokens": {"record": {"name": "ci"}, "token": "shown-once"},
@@ -379,6 +396,13 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
         "next": None,
     },
     "clients": {"clients": [client_row(number) for number in range(6)], "total": 6, "next": None},
+    "quotas": {
+        "quotas": [
+            quota_row("user", ODD_NAME, 1_000_000_000),
+            quota_row("user", "eve", 0),
+            quota_row("key", "orders", 50),
+        ]
+    },
     "bans": {
         "bans": [ban_row(kind, value) for kind, value in BANNED],
         "flapping": [
