@@ -97,6 +97,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         *[("console", COMMANDS)] * 7,
         ("console", f"{_SERVICES}test_idle_devices_are_measured_as_the_page_says"),
         ("console", COMMANDS),
+        ("console", COMMANDS),
         ("console", f"{_SERVICES}test_a_storm_ends_as_the_page_says"),
         ("console", f"{_SERVICES}test_a_drain_ends_as_the_page_says"),
         ("console", COMMANDS),
