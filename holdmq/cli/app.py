@@ -36,6 +36,7 @@ _GROUPS: Final = (
     "dlq",
     "client",
     "connection",
+    "alarm",
     "session",
     "retained",
     "ban",

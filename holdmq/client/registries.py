@@ -119,6 +119,25 @@ class Registries:
                 raise answer
         return found
 
+    async def ask_all(self, code: RequestCode, header: Header) -> dict[str, Reply]:
+        """The answer of each registry that gives one, by address; a refusal is none."""
+        clients = [self._client(address) for address in self._addresses]
+        try:
+            answers = await asyncio.gather(
+                *(client.call(code, header, REGISTRY_TIMEOUT_S) for client in clients), return_exceptions=True
+            )
+        finally:
+            for client in clients:
+                self._errors[client.address] = client.last_error
+                await client.close()
+        found: dict[str, Reply] = {}
+        for client, answer in zip(clients, answers, strict=True):
+            if isinstance(answer, Reply):
+                found[client.address] = answer
+            elif not isinstance(answer, HoldMQError):
+                raise answer
+        return found
+
     async def close(self) -> None:
         """Close the connection that is kept."""
         if self._current is not None:

@@ -32,7 +32,7 @@ from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import rows
+from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
     BoundsChangedRequest,
     BrokerRow,
@@ -548,6 +548,12 @@ class RouteTable:
         link.client.hello = hello
         for callback in self.on_bounds:
             callback(link, hello)
+
+    # Registries
+
+    async def ask_registries(self, code: RequestCode, header: Header) -> dict[str, Reply]:
+        """The answer of each registry that gives one, by address; those that do not know it are left out."""
+        return await self._registries.ask_all(code, header)
 
     # Leaders
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import ClusterCalls
-from holdmq.errors import HoldMQError
+from holdmq.errors import HoldMQError, TransportError
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -172,14 +172,29 @@ class StatisticsCalls(ClusterCalls):
         return await self._read_all(RequestCode.BACKLOG, request, read, timeout_s)
 
     async def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
-        """The alarms that are raised."""
+        """The alarms that are raised, by broker, and those of registries by `registry HOST:PORT`.
+
+        A registry that has raised none, nor has in a while, is left out. TransportError if no broker lives
+        and no registry has raised any.
+        """
 
         def read(reply: Reply) -> AlarmsView:
             answer = reply.header(AlarmListResponse)
             over = zip(rows(AlarmRow, answer.over), answer.over_ms, strict=True)
             return AlarmsView(rows(AlarmRow, answer.alarms), rows(ChannelRow, answer.channels), list(over))
 
-        return await self._read_all(RequestCode.ALARM_LIST, Empty(), read)
+        at_registries = {
+            f"registry {address}": view
+            for address, reply in (await self.routes.ask_registries(RequestCode.ALARM_LIST, Empty())).items()
+            if (view := read(reply)).alarms or view.over
+        }
+        try:
+            at_brokers = await self._read_all(RequestCode.ALARM_LIST, Empty(), read)
+        except TransportError:
+            if not at_registries:
+                raise
+            at_brokers = {}
+        return {**at_brokers, **at_registries}
 
 
 def traffic(

@@ -242,7 +242,7 @@ def test_policies_leave_open_what_processes_ask_of_each_other_and_close_the_rest
     assert policies == components
     askers = {"gateway", "stats", "console"}
     wanted = {(name, "broker", 10911) for name in askers}
-    wanted |= {(name, "registry", 9876) for name in askers | {"broker"}}
+    wanted |= {(name, "registry", 9876) for name in askers | {"broker", "registry"}}
     assert outgoing(rendered) == wanted
     there = {way for way in allowed(rendered) if way[0] in components}
     assert there == wanted

@@ -159,7 +159,7 @@ def test_the_chart_makes_access_keys_each_with_the_least_role_that_will_do(tmp_p
         for component, pod in rendered.pods()
     }
     assert given == {
-        "registry": {"keys.toml"},
+        "registry": {"keys.toml", "broker.secret"},
         "broker": {"keys.toml", "broker.secret"},
         "gateway": {"gateway.secret"},
         "stats": {"reader.secret"},

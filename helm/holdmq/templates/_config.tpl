@@ -20,7 +20,7 @@
 
 {{/* Which sections of holdmq.toml a component reads, beside those that all read. */}}
 {{- define "holdmq.sections" -}}
-registry: [registry]
+registry: [registry, alarms]
 broker: [broker, storage, alarms, replication, coordination]
 gateway: [gateway, access]
 stats: [stats]
@@ -94,6 +94,7 @@ security:
 
 {{- define "holdmq.config.registry" -}}
 {{ include "holdmq.config.security" . }}
+{{ include "holdmq.config.client" (dict "root" . "role" "broker") }}
 registry:
   bind: {{ .Values.bind | quote }}
   port: 9876
