@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import re
 import runpy
@@ -22,6 +23,7 @@ import yaml
 from command_line import run_here
 from page_blocks import (
     BLOCKS,
+    CALL,
     COMMANDS,
     CONFIGURATION,
     KEYS,
@@ -37,6 +39,7 @@ from page_blocks import (
     words_of,
 )
 
+import holdmq.client
 from holdmq.alarms.notices import Notice
 from holdmq.cli.app import command_line
 from holdmq.config.sources import load
@@ -151,6 +154,15 @@ def test_a_configuration_is_one(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "holdmq.toml"
     file.write_text(block.text, encoding="utf-8")
     load(file, environ={})
+
+
+@pytest.mark.parametrize("block", run_as(CALL), ids=named)
+def test_a_call_of_the_sdk_takes_its_arguments(block: Block) -> None:
+    call = ast.parse(block.text, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Name)
+    called = getattr(holdmq.client, call.func.id)
+    inspect.signature(called).bind(*call.args, **{str(one.arg): one.value for one in call.keywords})
 
 
 @pytest.mark.parametrize("block", run_as(KEYS), ids=named)

@@ -16,6 +16,7 @@ from page_sayings import OTHERS, SAYINGS
 from gateway.deliver.catchup import ANSWERS_PER_TURN, CATCHUP_CREDIT_BYTES
 from holdmq.client.faults import LATENCIES_MS, RESTS_MS
 from holdmq.config.sources import reference
+from holdmq.names.rooms import room_fault
 from holdmq.wire.move_headers import DELAY_LEVELS_MS
 
 DEFAULTS = {row.key: row.default for row in reference()}
@@ -104,7 +105,7 @@ def text_of(page: str) -> str:
 
 def sayings_in(text: str, words: str) -> list[re.Match[str]]:
     before, _, after = words.partition("{}")
-    number = r"(\d[\d,.]*(?: (?:bytes|[KMG]iB|ms|s|min|minutes|h|hours|days?|%)(?!\w))?)"
+    number = r"(\d[\d,.]*(?: (?:bytes|[KMG]iB|ms|s|seconds|min|minutes|h|hours|days?|%)(?!\w))?)"
     return list(re.finditer(rf"{re.escape(before)}{number}{re.escape(after)}", text))
 
 
@@ -166,3 +167,9 @@ def test_how_long_a_broker_rests_is_as_producer_md_says() -> None:
     rows = re.findall(r"^\| (\d[\d.]* m?s)(?:, [^|]*)? \| (\d[\d.]* m?s) \|$", text, re.MULTILINE)
     rests = {round(1000 * seconds(took)): round(1000 * seconds(rest)) for took, rest in rows}
     assert rests == {took: rest for took, rest in zip(LATENCIES_MS, RESTS_MS, strict=True) if rest}
+
+
+def test_names_of_rooms_are_as_long_as_consumers_md_says() -> None:
+    assert "Names are 1 to 64 of" in text_of("consumers")
+    assert room_fault("a" * 64) is None
+    assert room_fault("a" * 65)

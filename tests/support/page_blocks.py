@@ -21,6 +21,7 @@ QUERY: Final = "SQL of the console: DuckDB runs it on a table of that schema"
 KEYS: Final = "access keys: they are loaded"
 OF_OTHERS: Final = "of another program, which tests do not have: the shell parses it"
 TEXT_OF_OTHERS: Final = "a file of another program, which tests do not have"
+CALL: Final = "a call of the SDK: it takes these arguments"
 MAKE: Final = "the Makefile has the target"
 
 _GUIDES = "integration/test_guides.py::test_the_examples_of_a_page_run_one_after_the_other"
@@ -61,7 +62,12 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         ("console", f"{_SERVICES}test_the_console_answers_as_its_page_shows"),
         ("console", f"{_SERVICES}test_the_console_answers_as_its_page_shows"),
     ],
-    "docs/consumers.md": [("python", _GUIDES)] * 7,
+    "docs/consumers.md": [
+        *[("python", _GUIDES)] * 3,
+        ("sh", COMMANDS),
+        ("py", CALL),
+        *[("python", _GUIDES)] * 4,
+    ],
     "docs/coordination.md": [
         ("toml", CONFIGURATION),
         ("sh", OF_OTHERS),

@@ -100,6 +100,7 @@ SAYINGS: Final[list[tuple[str, str, str]]] = [
     ("clients", "stars in a pattern**: {}", "holdmq.names.patterns:STARS_MAX"),
     ("clients", "`broker.bans_max`, {} (", "broker.bans_max"),
     ("clients", "begin with a wildcard**: {} at", "broker.bans.requests:OPEN_PATTERNS_MAX"),
+    ("alarms", "to every registry, say every {} that", "holdmq.client.presence:BEAT_S"),
     ("alarms", "A broker counts {} topics", "broker.kernel.statistics:TOPICS_MAX"),
     ("alarms", "topics, {} queues,", "broker.kernel.statistics:QUEUES_MAX"),
     ("alarms", "queues, {} groups,", "broker.kernel.statistics:GROUPS_MAX"),
@@ -203,7 +204,7 @@ OTHERS: Final[dict[str, list[str]]] = {
         "0.5 KiB each in every worker",
     ],
     "alarms": ["(of 5 s, 5 minutes, an hour)", "some 3 KB each", "; 0 = never)", "is for port 465"],
-    "consumers": ["after 10 s, 30 s, 1 min, …", "With `batch_max` above 1"],
+    "consumers": ["after 10 s, 30 s, 1 min, …", "With `batch_max` above 1", "Names are 1 to 64 of"],
     "producer": [
         "less than 550 ms | not at all",
         "| 550 ms, or BUSY | 2 s |",
