@@ -30,6 +30,7 @@ from gateway.session.permit import ALLOWED, REFUSED, UNASKED, Permit
 from gateway.session.scram import METHOD
 from gateway.session.session import CLOSED, Session, close_connection
 from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
+from holdmq.names.tenants import MOUNT
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
@@ -457,10 +458,13 @@ class Access:
     def filter_verdict(self, session: Session, topic_filter: str, right: int = READ) -> LeftOut | int | None:
         """What a subscription must leave out, None = refused, or UNASKED.
 
-        To read from a time in the past (REPLAY) needs a rule of its own where there is an ACL.
+        To read from a time in the past (REPLAY) needs a rule of its own where there is an ACL. What is a
+        tenant's no rule and no plug-in gives: clients are of no tenant.
         """
         permit = session.permit
         narrow = filter_of(topic_filter)
+        if narrow.startswith(MOUNT):
+            return None
         if permit is not None and permit.filters is not None and topic_filter in permit.filters:
             if not permit.filters[topic_filter]:
                 return None

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from mqtt_client import MqttClient
 from processes import Stack, end_all, wait_until
 from security import ADMIN_SECRET, KEYS, SERVICE_SECRET, write_keys
 
 from holdmq.client import Admin, Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
 from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.mqtt import ReasonCode
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header
@@ -55,7 +57,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         },
     )
     try:
-        stack.start_all(("registry", "broker"))
+        stack.start_all(("registry", "broker", "gateway"))
         with SyncAdmin([stack.registry], security=Security("admin", ADMIN_SECRET)) as admin:
             for topic in ("orders", "acme%orders", "beta%orders"):
                 admin.create_topic(topic)
@@ -129,3 +131,40 @@ def test_a_client_that_asks_the_broker_without_the_sdk_is_refused(
     with pytest.raises(RemoteError) as refused:
         asyncio.run(ask())
     assert refused.value.code == Code.NOT_PERMITTED
+
+
+@pytest.mark.parametrize(
+    "topic_filter", ["$%acme/#", "$%acme/orders/#", "$%acme/orders", "$share/g/$%acme/#"]
+)
+def test_a_device_cannot_subscribe_to_what_is_a_tenants(stack: Stack, topic_filter: str) -> None:
+    device = MqttClient(stack.mqtt_port, "spy")
+    try:
+        assert device.subscribe(topic_filter).reason_codes == [ReasonCode.NOT_AUTHORIZED]
+        with SyncProducer([stack.registry], security=Security("acme", ACME)) as producer:
+            producer.send(Message("acme%orders", b"of acme", tag="1"))
+            producer.send(Message("acme%orders", b"of acme"))
+        assert device.is_silent(1.0), "a device was given a tenant's message"
+    finally:
+        device.close()
+
+
+def test_wildcards_and_publishes_of_a_device_do_not_meet_a_tenants_topics(stack: Stack) -> None:
+    device = MqttClient(stack.mqtt_port, "spy")
+    try:
+        device.subscribe("#", "+/#", "+/1", "+", "acme%orders/#")
+        with SyncProducer([stack.registry], security=Security("acme", ACME)) as producer:
+            producer.send(Message("acme%orders", b"of acme", tag="1"))
+            producer.send(Message("acme%orders", b"of acme"))
+        assert device.is_silent(1.0), "a device was given a tenant's message"
+        device.publish("acme%orders/1", b"of a device")
+        assert device.message().payload == b"of a device"
+    finally:
+        device.close()
+    with SyncPullConsumer([stack.registry], security=Security("acme", ACME)) as consumer:
+        consumer.assign(["acme%orders"], "earliest")
+        found: list[bytes] = []
+        wait_until(
+            lambda: bool(found.extend(m.body for m in consumer.poll(hold_ms=500))) or len(found) > 1,
+            "its own",
+        )
+        assert set(found) == {b"of acme"}
