@@ -18,6 +18,7 @@ import structlog
 from broker.alerts.backlog import Backlogs
 from broker.alerts.core.backlog_readings import BacklogWatch, TopicBacklog
 from broker.alerts.core.dead_letters import DeadLetterCounts
+from broker.alerts.core.registry_sight import RegistrySight
 from broker.alerts.core.shard_copies import CopyReadings, KnowsCopies
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
@@ -53,6 +54,7 @@ class AlarmWatch(RequestFamily):
         loss: Callable[[], RecordLoss],
         full_windows: Callable[[], Sequence[QueueKey]],
         copies: KnowsCopies,
+        registries: RegistrySight,
     ) -> None:
         self.alarms = Alarms(section.cooldown_s)
         self.channels: list[Channel] = []
@@ -65,6 +67,7 @@ class AlarmWatch(RequestFamily):
         self._loss = loss
         self._full_windows = full_windows
         self._copies = copies
+        self._registries = registries
         self._copy_readings = CopyReadings(section.replica_lag_s, section.copies_missing_s)
         self._letters = DeadLetterCounts(section.cooldown_s)
         self._backlog: list[Reading] = []
@@ -201,6 +204,9 @@ class AlarmWatch(RequestFamily):
             )
             name = f"{key.group}@{key.topic}/{key.queue_id}"
             yield Reading(AlarmKey(SHARED_WINDOW, name), 1, 1, text)
+        registries = self._registries.reading(now, self._section.lost_after_s)
+        if registries is not None:
+            yield registries
         copies = self._copies.copies()
         if copies is not None:
             yield from self._copy_readings.of(copies, now)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from broker.alerts.alarms import AlarmWatch
 from broker.alerts.backlog import Backlogs
+from broker.alerts.core.registry_sight import RegistrySight
 from broker.alerts.core.shard_copies import KnowsCopies
 from broker.alerts.statistics_calls import BusySegment, StatisticsRequests
 from broker.app.calls import BrokerCalls, Identity
@@ -241,6 +242,7 @@ class Broker:
 
         self.backlogs = Backlogs(store, self.groups, self.shared)
         self.statistics_calls = StatisticsRequests(self.statistics, self.backlogs, table, busy_segments)
+        self.registry_sight = RegistrySight()
         self.alarms = AlarmWatch(
             alarms,
             identity.name,
@@ -249,6 +251,7 @@ class Broker:
             loss,
             lambda: list(shared_core.full),
             copies,
+            self.registry_sight,
         )
         calls = BrokerCalls(
             identity,

@@ -251,6 +251,7 @@ class Lives:
             ),
             broker.quotas.shared_by,
             security,
+            broker.registry_sight,
         )
         broker.topics.table_changed.subscribe(registration.changed)
         self._living[broker] = registration

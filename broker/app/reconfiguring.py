@@ -72,7 +72,7 @@ ROOMS: Final = (
     RoomKeys(
         "alarms",
         "interval_s cooldown_s backlog backlog_topics backlog_total dead_letters lost_records replica_lag_s "
-        "copies_missing_s",
+        "copies_missing_s lost_after_s",
         _alarms,
     ),
 )

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
 
-from holdmq.errors import HoldMQError
+from broker.alerts.core.registry_sight import RegistrySight
+from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Request
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import BrokerRegisterRequest, BrokerRegisterResponse, BrokerUnregisterRequest
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    BrokerRegisterRequest,
+    BrokerRegisterResponse,
+    BrokerRow,
+    BrokerUnregisterRequest,
+    RouteGetRequest,
+    RouteGetResponse,
+)
 
 CALL_TIMEOUT_S: Final = 3.0
+ASKED_MAX: Final = 32
+"""Brokers whose life is looked for when no registry answers: of so many one lives."""
 
 log = structlog.get_logger("holdmq.broker")
 
@@ -34,14 +47,27 @@ class Registration:
         current: Callable[[], BrokerRegisterRequest],
         heard: Callable[[int], None],
         security: Security | None = None,
+        sight: RegistrySight | None = None,
     ) -> None:
+        """`sight` is told whether registries answer."""
+        self._name = name
+        self._sight = RegistrySight() if sight is None else sight
+        self._others: dict[str, str] = {}
         self.registered: dict[str, bool] = dict.fromkeys(registries, False)
         self._current = current
         self._heard = heard
         self._interval_s = interval_s
         self._changed = asyncio.Event()
         self._clients = [
-            Client(address, "broker", name, on_up=self._up, on_down=self._down, security=security)
+            Client(
+                address,
+                "broker",
+                name,
+                on_up=self._up,
+                on_down=self._down,
+                on_request=partial(self._told, address),
+                security=security,
+            )
             for address in registries
         ]
         self._task: asyncio.Task[None] | None = None
@@ -94,15 +120,29 @@ class Registration:
     def _down(self, reason: HoldMQError) -> None:
         if not self._is_closing:
             log.warning("registry lost", reason=str(reason))
+            self._changed.set()
+
+    def _told(self, address: str, request: Request) -> None:
+        if request.command.code != RequestCode.REGISTRY_LEAVES:
+            raise RemoteError(Code.UNKNOWN_REQUEST, "registries tell brokers of their end, and nothing else")
+        self._sight.left(address)
 
     async def _run(self) -> None:
         while True:
             self._changed.clear()
             await asyncio.gather(*(self._register(client) for client in self._clients))
+            if not any(self.registered.values()):
+                self._sight.none_answers(asyncio.get_running_loop().time())
+                self._sight.is_first = await self._is_first()
             # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await self._changed.wait()
+
+    async def _is_first(self) -> bool:
+        """Whether no broker that comes before this one by name lives, of those that registries knew last."""
+        before = sorted(name for name in self._others if name < self._name)[:ASKED_MAX]
+        return not any(await asyncio.gather(*(_lives(self._others[name]) for name in before)))
 
     async def _register(self, client: Client) -> None:
         if client.connection is None:
@@ -115,8 +155,27 @@ class Registration:
             self.registered[client.address] = False
             log.warning("not registered", registry=client.address, reason=str(e))
             return
+        self._sight.answered(client.address)
+        try:
+            known = await client.call(RequestCode.ROUTE_GET, RouteGetRequest([]), CALL_TIMEOUT_S)
+            others = rows(BrokerRow, known.header(RouteGetResponse).brokers)
+            self._others = {row.broker: row.address for row in others}
+        except HoldMQError as e:
+            log.debug("other brokers are not known", registry=client.address, reason=str(e))
         if not self.registered[client.address]:
             log.info("registered", registry=client.address)
         self.registered[client.address] = True
         if brokers:
             self._heard(brokers)
+
+
+async def _lives(address: str) -> bool:
+    """Whether somebody listens at a broker's address."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, ValueError, TimeoutError):
+        return False
+    writer.close()
+    return True

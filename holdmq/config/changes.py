@@ -47,7 +47,7 @@ RELOADED: Final[Mapping[str, frozenset[str]]] = {
     | _keys(
         "alarms",
         "interval_s cooldown_s backlog backlog_topics backlog_total dead_letters lost_records replica_lag_s "
-        "copies_missing_s",
+        "copies_missing_s lost_after_s",
     ),
     GATEWAY: _LOG
     | _keys(

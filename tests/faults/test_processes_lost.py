@@ -179,3 +179,20 @@ def test_a_second_registry_tells_that_the_first_died_and_goes_on_with_what_that_
         assert nothing_more(hook)
     finally:
         end_all(stacks)
+
+
+def test_the_only_registry_that_is_killed_is_told_by_a_broker_and_one_that_stops_is_not(
+    holdmq_stack: StackMaker, hook: HookServer
+) -> None:
+    it = holdmq_stack(("registry", "broker"), **alarms(hook))
+    kill(it, "registry")
+    posted = hook.next()
+    assert posted["broker"] == "broker-0"
+    (alarm,) = posted["alarms"]
+    assert (alarm["state"], alarm["kind"], alarm["name"]) == ("raised", "registry_lost", it.registry)
+    it.start("registry")
+    assert told(hook) == ("over", "registry_lost", it.registry)
+    wait_until(lambda: sees(it, 1), "the broker is registered again")
+    it.stop("registry")
+    assert nothing_more(hook)
+    it.start("registry")

@@ -13,6 +13,7 @@ from group_peer import GroupPeer
 from receivers import HookServer, MailServer
 
 from broker.alerts.alarms import AlarmWatch
+from broker.alerts.core.registry_sight import RegistrySight
 from broker.alerts.core.shard_copies import ShardCopies
 from broker.alerts.leaderless import LeaderlessWatch
 from broker.retry.copies import DeadLetter
@@ -59,6 +60,7 @@ class Watched:
             lambda: self.loss,
             lambda: self.full,
             self,
+            RegistrySight(),
         )
         self.watch.start()
 
