@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -94,9 +95,30 @@ def understood(words: list[str]) -> None:
     while isinstance(command, click.Group) and rest and rest[0] in command.commands:
         context = click.Context(command, info_name=name, parent=context)
         name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
-    assert not isinstance(command, click.Group) or command.invoke_without_command, words
     parsed = command.make_context(name, rest, parent=context)
     load(sets=parsed.params.get("sets") or (), environ={})
+
+
+NOT_WHOLE = ("MissingParameter", "NoArgsIsHelpError")
+"""What the command line says of a command whose arguments, or subcommand, a sentence leaves out."""
+
+
+def fault_of(words: list[str]) -> str | None:
+    """What the command line has against a command, but for what a sentence leaves out; None = nothing."""
+    try:
+        understood(words)
+    except click.ClickException as error:
+        return None if type(error).__name__ in NOT_WHOLE else error.format_message()
+    return None
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_commands_in_sentences_have_the_options_that_they_are_given(path: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for said in re.findall(r"`holdmq ([^`|…]+)`", text):
+        words = shlex.split(re.sub(r"\bN\b", "10", said))
+        if words[0] in typer.main.get_command(command_line()).commands and len(words) > 1:  # type: ignore[attr-defined]
+            assert fault_of(words) is None, said
 
 
 class _UnderstoodError(Exception):
