@@ -196,3 +196,17 @@ def test_the_only_registry_that_is_killed_is_told_by_a_broker_and_one_that_stops
     it.stop("registry")
     assert nothing_more(hook)
     it.start("registry")
+
+
+def test_a_killed_spark_job_is_told_and_one_that_stops_is_not(
+    holdmq_stack: StackMaker, hook: HookServer
+) -> None:
+    it = holdmq_stack(("registry", "broker"), **alarms(hook))
+    it.start("stats")
+    wait_until(lambda: sees(it, 2), "the job is watched")
+    kill(it, "stats")
+    assert told(hook) == ("raised", "spark_lost", str(it.directory / "stats"))
+    it.start("stats")
+    assert told(hook) == ("over", "spark_lost", str(it.directory / "stats"))
+    it.stop("stats")
+    assert nothing_more(hook)
