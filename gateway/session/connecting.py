@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.ground.limits import TOPIC_ALIAS_MAX, SessionLimits
 from holdmq.mqtt import MQTT_5, Connect, MqttError, Properties, ReasonCode
+from holdmq.names.tenants import MOUNT
 
 
 def check_connect(connect: Connect, limits: SessionLimits) -> None:
@@ -18,6 +19,12 @@ def check_connect(connect: Connect, limits: SessionLimits) -> None:
         raise MqttError(
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
             f"a client identifier of more than gateway.client_id_max_bytes ({limits.client_id_max_bytes})",
+        )
+    if connect.client_id.startswith(MOUNT):
+        # Whose sessions and connections these are would be read from it: nobody may say so for himself.
+        raise MqttError(
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+            f"a client identifier that begins with {MOUNT} is a tenant's; take another one",
         )
     if connect.will is not None:
         check_will(connect, limits)

@@ -13,7 +13,7 @@ from security import ADMIN_SECRET, KEYS, SERVICE_SECRET, write_keys
 
 from holdmq.client import Admin, Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
 from holdmq.errors import Code, HoldMQError, RemoteError
-from holdmq.mqtt import ReasonCode
+from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Publish, ReasonCode
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header
@@ -137,7 +137,7 @@ def test_a_client_that_asks_the_broker_without_the_sdk_is_refused(
     "topic_filter", ["$%acme/#", "$%acme/orders/#", "$%acme/orders", "$share/g/$%acme/#"]
 )
 def test_a_device_cannot_subscribe_to_what_is_a_tenants(stack: Stack, topic_filter: str) -> None:
-    device = MqttClient(stack.mqtt_port, "spy")
+    device = MqttClient(stack.mqtt_port, "spy", clean=True, expiry_s=0)
     try:
         assert device.subscribe(topic_filter).reason_codes == [ReasonCode.NOT_AUTHORIZED]
         with SyncProducer([stack.registry], security=Security("acme", ACME)) as producer:
@@ -149,7 +149,7 @@ def test_a_device_cannot_subscribe_to_what_is_a_tenants(stack: Stack, topic_filt
 
 
 def test_wildcards_and_publishes_of_a_device_do_not_meet_a_tenants_topics(stack: Stack) -> None:
-    device = MqttClient(stack.mqtt_port, "spy")
+    device = MqttClient(stack.mqtt_port, "spy", clean=True, expiry_s=0)
     try:
         device.subscribe("#", "+/#", "+/1", "+", "acme%orders/#")
         with SyncProducer([stack.registry], security=Security("acme", ACME)) as producer:
@@ -168,3 +168,35 @@ def test_wildcards_and_publishes_of_a_device_do_not_meet_a_tenants_topics(stack:
             "its own",
         )
         assert set(found) == {b"of acme"}
+
+
+@pytest.mark.parametrize(
+    "topic_filter", ["$share/g/#", "$share/g/+/#", "$share/g/+/1", "$share/g/acme%orders/#"]
+)
+def test_a_shared_subscription_with_wildcards_meets_no_tenants_topic(stack: Stack, topic_filter: str) -> None:
+    device = MqttClient(stack.mqtt_port, "sharer", clean=True, expiry_s=0)
+    try:
+        assert device.subscribe(topic_filter).reason_codes == [1]
+        with SyncProducer([stack.registry], security=Security("acme", ACME)) as producer:
+            producer.send(Message("acme%orders", b"of acme", tag="1"))
+        device.publish("acme%orders/1", b"the last")
+        got: list[Publish] = []
+        while not got or got[-1].payload != b"the last":
+            got.append(device.message())
+            device.settle(got[-1])
+        assert [(m.topic, bytes(m.payload)) for m in got] == [("acme%orders/1", b"the last")]
+        assert device.is_silent(), device.received
+    finally:
+        device.close()
+
+
+@pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
+def test_a_device_cannot_take_a_client_id_that_counts_as_a_tenants(stack: Stack, version: int) -> None:
+    device = MqttClient(stack.mqtt_port, "$%acme/pump", version=version)
+    try:
+        assert device.connack.reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    finally:
+        device.close()
+    own = MqttClient(stack.mqtt_port, "acme%pump", version=version)
+    own.close()
+    assert own.connack.reason_code == 0
