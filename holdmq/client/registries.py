@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from holdmq.errors import HoldMQError, TransportError
@@ -45,6 +45,7 @@ class Registries:
         self._software = software
         self._security = security
         self._current: Client | None = None
+        self._ending: set[asyncio.Task[None]] = set()
         self._errors: dict[str, HoldMQError | None] = {}
         """The last failure by address: a new client says only what is new."""
 
@@ -108,9 +109,7 @@ class Registries:
                 return_exceptions=True,
             )
         finally:
-            for client in clients:
-                self._errors[client.address] = client.last_error
-                await client.close()
+            await self._end(clients, ())
         found: list[list[BrokerRow]] = []
         for answer in answers:
             if isinstance(answer, Reply):
@@ -139,10 +138,12 @@ class Registries:
         return found
 
     async def close(self) -> None:
-        """Close the connection that is kept."""
+        """Close the connection that is kept, and wait for those that are being closed."""
         if self._current is not None:
             await self._current.close()
             self._current = None
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     async def _try_all(self, code: RequestCode, header: Header, timeout_s: float) -> Reply:
         clients = [self._client(address) for address in self._addresses]
@@ -165,15 +166,26 @@ class Registries:
             reasons = "; ".join(map(str, failures))
             raise TransportError(f"no registry answers: {reasons} (client.registries: whom to ask)")
         finally:
+            if kept is not None and self._current is None:
+                self._current = kept
+            await self._end(clients, calls)
+
+    async def _end(self, clients: Sequence[Client], calls: Collection[asyncio.Task[Reply]]) -> None:
+        """Cancel calls and close clients but the kept one, even when the caller is cancelled meanwhile."""
+
+        async def end() -> None:
             for task in calls:
                 task.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-            if kept is not None and self._current is None:
-                self._current = kept
             for client in clients:
                 self._errors[client.address] = client.last_error
                 if client is not self._current:
                     await client.close()
+
+        ending = asyncio.get_running_loop().create_task(end(), name="registries asked")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
 
     def _client(self, address: str) -> Client:
         client = Client(
