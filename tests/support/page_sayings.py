@@ -179,6 +179,13 @@ SAYINGS: Final[list[tuple[str, str, str]]] = [
     ("tables", "recognised at once**: {}; older", "broker.tables.core.changes:WINDOW"),
     ("messages", "A key that more than {} entries", "storage.log.index.key_index:PROBES_MAX"),
     ("delay", "up to {}, with the same", "gateway.ground.delayed:DELAY_MAX_S"),
+    ("retained", "(after {} the connection ends", "gateway.persistent.retained_puts:TIMEOUT_S"),
+    ("retained", "a new filter for more than {}, SUBACK", "gateway.ground.limits:SUBACK_WAIT_S"),
+    ("retained", "- bound: {} messages, 128 KiB", "gateway.deliver.retained_answers:SLICE_ROWS"),
+    ("retained", "128 KiB, {} topics looked", "broker.retained.reads:LOOKED_AT_MAX"),
+    ("retained", "worker to a broker** - bound: {}, for", "gateway.deliver.retained_answers:REQUESTS_MAX"),
+    ("retained", "for up to {} subscriptions each", "gateway.deliver.retained_answers:ITEMS_MAX"),
+    ("retained", "on its way** - bound: {} -", "gateway.session.owed_retained:MET_MAX"),
     ("retained", "128 messages, {}, 4,096 topics", "gateway.deliver.retained_answers:SLICE_BYTES"),
 ]
 
@@ -221,6 +228,11 @@ OTHERS: Final[dict[str, list[str]]] = {
     "retry": [
         "| level | 1 | 2 | 3 | 4 | 5 … 14 | 15 | 16 | 17 | 18 |",
         "| delay | 1 s | 5 s | 10 s | 30 s | 1 … 10 min | 20 min | 30 min | 1 h | 2 h |",
+    ],
+    "retained": [
+        "with RETAIN 1,",
+        "(0: always, 1: if the subscription is new, 2: never)",
+        "100,000 of them answer",
     ],
     "delay": [
         "Levels 1 to 18 are 1 s, 5 s, 10 s, 30 s, 1–10 min, 20 min, 30 min, 1 h, 2 h,",
