@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 from pydantic import Field
@@ -31,6 +31,12 @@ class TpsQuery(InputModel):
     top: int | None = Field(
         None, ge=1, le=TOP_MAX, description="Only so many topics, the busiest; all when absent."
     )
+
+
+class BrokersQuery(InputModel):
+    """Which brokers are asked for."""
+
+    cluster: str = Field("", max_length=64, description="Only those of this cluster; all when absent.")
 
 
 class CountAnswer(Answer):
@@ -113,11 +119,15 @@ def endpoints(feed: SharedFeed, cluster: Cluster, callers: KnowsCallers) -> list
         query: TpsQuery = call.query
         return Response(await feed.tps(query.seconds, query.top), media_type="application/json")
 
-    def listing(name: Literal["brokers", "gateways"], shape: type[Noticed]) -> Any:
-        async def answer(_call: Call) -> Result:
-            return shape.model_validate(await cluster.listing(name))
+    async def brokers(call: Call) -> Result:
+        query: BrokersQuery = call.query
+        found = Brokers.model_validate(await cluster.listing("brokers"))
+        if query.cluster:
+            found.brokers = [row for row in found.brokers if row.cluster == query.cluster]
+        return found
 
-        return answer
+    async def gateways(_call: Call) -> Result:
+        return Gateways.model_validate(await cluster.listing("gateways"))
 
     async def stream(call: Call) -> Result:
         cookie, bearer = secrets_of(call.request)
@@ -136,9 +146,9 @@ def endpoints(feed: SharedFeed, cluster: Cluster, callers: KnowsCallers) -> list
     return [
         Endpoint("GET", "tps", viewer, tps, "Messages and bytes per topic and second, as the statistics job "
                  "counted them.", Tps, TpsQuery),
-        Endpoint("GET", "brokers", viewer, listing("brokers", Brokers),
-                 "Brokers that the registry knows, and how they are.", Brokers),
-        Endpoint("GET", "gateways", viewer, listing("gateways", Gateways),
+        Endpoint("GET", "brokers", viewer, brokers,
+                 "Brokers that the registry knows, and how they are.", Brokers, BrokersQuery),
+        Endpoint("GET", "gateways", viewer, gateways,
                  "Gateway workers connected to the brokers.", Gateways),
         Endpoint("GET", "stream", viewer, stream, "Server-sent events, once a second: tps and cluster.",
                  files=("text/event-stream",)),

@@ -1,9 +1,11 @@
-"""``holdmq cluster brokers``: which brokers are registered, where they are, and in which machine room."""
+"""``holdmq cluster list | brokers``: which clusters and brokers are registered, and in which rooms."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
 
 from holdmq.cli.calls import run_calls
 from holdmq.cli.options import CommandGroup, Given
@@ -14,14 +16,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = CommandGroup("The brokers that a registry knows.", "holdmq cluster brokers")
+app = CommandGroup("The clusters and brokers that a registry knows.", "holdmq cluster list")
+
+
+@app.add("list", example="holdmq cluster list --json")
+def list_(given: Given) -> None:
+    """List the clusters that have brokers at the registry, and their brokers."""
+    view = _run(given.configuration(), lambda admin: admin.cluster())
+    rows = [{"cluster": name, "brokers": brokers} for name, brokers in view.clusters().items()]
+    given.table(("cluster", "brokers"), rows, lambda row: (row["cluster"], ", ".join(row["brokers"])))
 
 
 @app.add("brokers", example="holdmq cluster brokers --json")
-def brokers(given: Given) -> None:
+def brokers(
+    given: Given,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="CLUSTER", help="Only those of a cluster.")
+    ] = "",
+) -> None:
     """List the registered brokers: cluster, address, machine room, and how long each was silent."""
     view = _run(given.configuration(), lambda admin: admin.cluster())
-    rows = [{**row._asdict(), "silent_ms": view.silent_ms.get(row.broker, 0)} for row in view.brokers]
+    rows = [
+        {**row._asdict(), "silent_ms": view.silent_ms.get(row.broker, 0)}
+        for row in view.brokers
+        if not cluster or row.cluster == cluster
+    ]
     given.table(
         ("cluster", "broker", "address", "room", "epoch", "silent"),
         rows,

@@ -53,6 +53,13 @@ class ClusterView:
     silent_ms: dict[str, int]
     topics: list[str]
 
+    def clusters(self) -> dict[str, list[str]]:
+        """Names of brokers by cluster, both in order: several clusters may share registries."""
+        found: dict[str, set[str]] = {}
+        for row in self.brokers:
+            found.setdefault(row.cluster, set()).add(row.broker)
+        return {name: sorted(found[name]) for name in sorted(found)}
+
 
 @dataclass(slots=True)
 class TopicView:

@@ -45,6 +45,7 @@ export function show({ main, signal }) {
   const brokers = new LiveTable("brokers", "Brokers", [
     text("Broker", (b) => b.broker),
     { title: "State", fill: (cell, b) => fillState(cell, !b.reachable ? "unreachable" : b.writable ? "serving" : "read-only", !b.reachable ? "bad" : b.writable ? "good" : "warn", b.reason) },
+    text("Cluster", (b) => b.cluster, "wide"),
     text("Address", (b) => b.address, "wide"),
     text("Room", (b) => b.room || "–", "wide"),
     text("Epoch", (b) => (b.epoch ? number(b.epoch) : "–"), "n wide"),
@@ -117,7 +118,7 @@ export function show({ main, signal }) {
       for (const name of Object.keys(counts)) write(counts[name], answer.counts[name] ? number(answer.counts[name]) : "");
       put("devices", answer.gateways.length ? short(answer.gateways.reduce((sum, g) => sum + (g.state.connections ?? 0), 0)) : "–");
       put("stored", answer.topics.length ? short(answer.topics.reduce((sum, t) => sum + t.messages_stored, 0)) : "–");
-      write(cluster, answer.brokers[0]?.cluster ?? "");
+      write(cluster, [...new Set(answer.brokers.map((b) => b.cluster))].sort().join(", "));
     },
     live(state, word) {
       live.dataset.state = state;
