@@ -147,7 +147,7 @@ class ReplicaRequests(RequestFamily):
                 view.appended,
                 view.confirmed,
                 view.is_whole,
-                core.owned_for_s(now) > 0,
+                leading is not None and leading.is_serving,
                 int(max(0.0, core.lease.valid_until - now) * 1e3) if leading is not None else 0,
                 copies,
             )

@@ -253,9 +253,7 @@ class ShardNetwork:
 
     def leader(self) -> str:
         """The replica that serves in the highest epoch; "" = none."""
-        found = [
-            (s.epoch, name) for name in REPLICAS if (s := self.status(name)) is not None and s.is_serving
-        ]
+        found = [(s.epoch, name) for name in REPLICAS if (s := self.status(name)) is not None and _serves(s)]
         return max(found)[1] if found else ""
 
     def wait_in_sync(self) -> None:
@@ -268,7 +266,7 @@ class ShardNetwork:
         def is_level() -> bool:
             found = [self.status(name) for name in names]
             return all(s is not None and s.is_whole for s in found) and any(
-                s is not None and s.is_serving and set(s.in_sync) == set(names) for s in found
+                s is not None and _serves(s) and set(s.in_sync) == set(names) for s in found
             )
 
         wait_until(is_level, f"{', '.join(names)} are in sync", HEAL_S)
@@ -278,7 +276,7 @@ class ShardNetwork:
 
         def is_out() -> bool:
             found = [self.status(other) for other in REPLICAS if other != name]
-            return any(s is not None and s.is_serving and name not in s.in_sync for s in found)
+            return any(s is not None and _serves(s) and name not in s.in_sync for s in found)
 
         wait_until(is_out, f"{name} is not in sync any more", HEAL_S)
 
@@ -318,6 +316,11 @@ class ShardNetwork:
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
             parts.append(f"== {name}\n" + "\n".join(lines[-30:]))
         return "\n".join(parts)
+
+
+def _serves(status: ReplicaStatusResponse) -> bool:
+    """Whether it leads, and has the lease: one that slept says for a moment that it leads still."""
+    return status.is_serving and status.lease_ms > 0
 
 
 def _posted(url: str) -> dict[str, Any] | None:
