@@ -20,6 +20,7 @@ from holdmq.wire.client_headers import (
 )
 from holdmq.wire.codes import RequestCode
 
+QUESTIONS = (RequestCode.CLIENT_LIST, RequestCode.CLIENT_KICK, RequestCode.CLIENT_BUSIEST)
 ANYBODY = list(ClientSelection("m"))
 Connect = Callable[..., Awaitable["Worker"]]
 
@@ -35,6 +36,8 @@ class Worker:
         self.client = Client(f"127.0.0.1:{port}", "gateway", name, on_request=self._asked)
 
     def _asked(self, request: Request) -> None:
+        if request.command.code not in QUESTIONS:
+            return  # what all gateways are told
         self.asked.append(request.command.code)
         if self.is_deaf:
             return

@@ -182,11 +182,19 @@ async def test_a_log_that_is_cut_anywhere_makes_the_broker_of_that_moment(
         found = state_of(again)
         before = [state for end, state in life.known if end <= cut][-1]
         behind = next((state for end, state in life.known if end >= cut), before) if cut < last else before
+        # The message that a letter became comes before the note of who sent it, and says that it was sent.
+        possible = (before, behind, behind._replace(letters=without_stamps(behind.letters)))
         for name, value in found._asdict().items():
-            assert value in (getattr(before, name), getattr(behind, name)), (name, cut)
+            assert value in {getattr(state, name) for state in possible}, (name, cut)
         await check_served(again, life, cut)
         await brokers.stop(again)
         shutil.rmtree(directory)
+
+
+def without_stamps(letters: str) -> str:
+    return json.dumps(
+        {g: {**marks, "stamps": []} for g, marks in json.loads(letters).items()}, sort_keys=True
+    )
 
 
 async def check_served(again: Stack, life: Life, cut: int) -> None:

@@ -250,6 +250,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "CLIENT_LIST": 170, "CLIENT_KICK": 171, "CLIENT_BUSIEST": 172, "GATEWAY_RELOAD": 173,
         "BAN_ADD": 180, "BAN_REMOVE": 181, "BAN_LIST": 182, "BAN_CHANGED": 183, "FLAPPING_LIST": 184,
         "QUOTA_SET": 200, "QUOTA_REMOVE": 201, "QUOTA_LIST": 202, "QUOTA_CHANGED": 203, "QUOTA_SPEND": 204,
+        "PROCESS_HERE": 210, "PROCESS_LEAVE": 211, "REGISTRY_VIEW": 212, "REGISTRY_LEAVES": 213,
     }  # fmt: skip
 
 
