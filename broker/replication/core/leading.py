@@ -310,6 +310,8 @@ class Leading:
         and offers it again after pauses that double.
         """
         self._lease.end()
+        # It is no lease to trust any more once S is read: it is given up.
+        self._taken_at = None
         self._given_up = self._acquisition
         self._offer_ends_at = now + self._settings.switch_s + self._settings.offer_s
         self._held_at = self._offer_ends_at - self._settings.renew_s
@@ -559,6 +561,7 @@ class Leading:
         self.has_handed_over = True
         self.is_serving = False
         self._lease.end()
+        self._taken_at = None
         self._switch_by += self._settings.switch_s
         actions: list[Action] = [Cease(f"the lead goes to {self.switching_to}"), GiveUpLease()]
         if copy.held is not None:
