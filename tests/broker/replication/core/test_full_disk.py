@@ -52,7 +52,7 @@ def test_who_was_to_lead_gives_the_lease_up(replica: Replica) -> None:
     replica.was_read(1001.2, ShardSnapshot(STATE, 5, "a"))
     mine = ShardState(4, "a", ("a",), 1)
     assert BeginEpoch(4) in replica.was_proposed(1001.3, mine, 6, True)
-    assert GiveUpLease() in replica.epoch_refused(1001.4, FULL)
+    assert any(isinstance(action, GiveUpLease) for action in replica.epoch_refused(1001.4, FULL))
     assert replica.role is ReplicaRole.WAITING
     assert replica.leading is None
     assert replica.owned_for_s(1001.4) == 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from broker.replication.core.actions import Action, ConfirmTo, Propose
+from broker.replication.core.actions import Action, ConfirmTo, GiveUpLease, HoldLease, Propose, ReadState
 from broker.replication.core.in_sync_set import InSyncSet
 from broker.replication.core.leading import Leading
 from broker.replication.core.lease import LeadLease
 from broker.replication.core.log_view import LogView
 from broker.replication.core.messages import CopyFetch, CopyHello
 from broker.replication.core.settings import ReplicaSettings
-from holdmq.coordination.api import ShardState
+from holdmq.coordination.api import ShardSnapshot, ShardState
 from storage.api.replication import Epoch
 
 STORE = b"store id"
@@ -93,3 +93,30 @@ def test_a_leader_waits_until_enough_members_have_said_what_they_have() -> None:
     leading.fetch(14.1, "b", 1, CopyFetch(3, 1, 100, 100))
     assert leading.is_serving
     assert leading.waits_s(20.0) == 0
+
+
+def test_a_lease_that_is_offered_before_the_state_is_read_is_not_trusted_once_it_is() -> None:
+    settings = ReplicaSettings(2)
+    state = ShardState(3, "a", ("a", "b"), 1)
+    lease = LeadLease(settings)
+    leading = Leading(settings, "a", InSyncSet(state, 7), lease, "x", view(100, 0), 0.0)
+    lease.held(0.0)
+    now, acquired = 0.0, ""
+    for _ in range(2000):
+        now += 0.05
+        kinds = [type(action) for action in leading.tick(now)]
+        if GiveUpLease in kinds:
+            if acquired:
+                break
+            acquired = "first"
+        elif HoldLease in kinds and not acquired:
+            leading.was_held(now, now, "x")
+        elif HoldLease in kinds:
+            # It was free in between: S has to be read before it is trusted, and the answer is slow.
+            acquired = f"y{now}"
+            (read,) = leading.was_held(now, now, acquired)
+            assert isinstance(read, ReadState)
+            read_sent_at = now
+    assert acquired.startswith("y"), "the lease was taken again, and offered again"
+    leading.was_read(now, read_sent_at, ShardSnapshot(state, 7, "a"))
+    assert not lease.is_valid(now)
