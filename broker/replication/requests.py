@@ -122,8 +122,10 @@ class ReplicaRequests(RequestFamily):
         now = boot_time()
         view, state, leading = core.log, core.state, core.leading
         copies = []
+        members: tuple[str, ...] = () if state is None else tuple(state.in_sync)
         if leading is not None:
-            members = leading.membership.state.in_sync
+            # The leader's own word: what it read of the shard's state is a second old.
+            members = tuple(leading.membership.state.in_sync)
             copies = [
                 CopyRow(
                     copy.peer,
@@ -140,7 +142,7 @@ class ReplicaRequests(RequestFamily):
                 core.role.value,
                 0 if state is None else state.epoch,
                 core.leader,
-                [] if state is None else list(state.in_sync),
+                list(members),
                 view.store_id,
                 [EpochRow(*epoch) for epoch in view.epochs],
                 view.first,
