@@ -1,7 +1,7 @@
 """The registry as a watcher of processes: asks the other registries, raises alarms, and tells people.
 
 What decides is registry.core.watch. What was told is kept in a file, so that a registry that is started
-again tells nothing twice, and tells what is over.
+again tells what is over, and twice only what was on its way when it died.
 """
 
 from __future__ import annotations
@@ -141,6 +141,9 @@ class ProcessWatch:
             await client.close()
         for channel in self.channels:
             await asyncio.to_thread(channel.close)
+        if self._task is not None and self.watch.is_on_duty:
+            self._count_as_told()
+            await self._keep_or_log()
 
     def numbers(self) -> dict[str, int | float]:
         """Gauges and counters by metric name (without `holdmq_registry_`); read on any thread."""
@@ -213,11 +216,7 @@ class ProcessWatch:
             client.start()
         while True:
             self._reconfigured.clear()
-            try:
-                await self._look()
-            except HoldMQError as error:
-                self._write_failures += 1
-                log.error("what was told of lost processes is not kept", reason=str(error))
+            await self._look()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._section.interval_s):
                     await self._reconfigured.wait()
@@ -237,21 +236,37 @@ class ProcessWatch:
             log.info("another registry tells of lost processes")
             self._raised_before += self.alarms.raised_total
             self.alarms = Alarms(self._section.cooldown_s, is_repeated=False)
-        await self._keep()
+        await self._keep_or_log()
 
     def _tell(self, now: float) -> None:
         readings = list(self.watch.readings(self.alarms.raised, now))
         notices = self.alarms.update(readings, now, time.time_ns() // 1_000_000)
-        self.watch.told = {
-            (alarm.key.kind, alarm.key.name): Told(*alarm.key, alarm.since_ms, alarm.reading.text)
-            for alarm in self.alarms.raised.values()
-            if alarm.is_told
-        }
         if notices:
             for notice in notices:
                 log_notice(notice)
             for channel in self.channels:
                 channel.put(notices)
+        self._count_as_told()
+
+    def _count_as_told(self) -> None:
+        """Take what a way to people has had; after a crash here the rest is told again."""
+        ways = [channel.undelivered() for channel in self.channels]
+        pending = set.intersection(*ways) if ways else set()
+        before = self.watch.told
+        told = {
+            (alarm.key.kind, alarm.key.name): Told(*alarm.key, alarm.since_ms, alarm.reading.text)
+            for alarm in self.alarms.raised.values()
+            if alarm.is_told and alarm.key not in pending
+        }
+        # That one is over is told again as well, if its first notice was.
+        self.watch.told = told | {key: before[key] for key in pending if key in before}
+
+    async def _keep_or_log(self) -> None:
+        try:
+            await self._keep()
+        except HoldMQError as error:
+            self._write_failures += 1
+            log.error("what was told of lost processes is not kept", reason=str(error))
 
     async def _keep(self) -> None:
         """Write what was told, if that is other than what the file says."""

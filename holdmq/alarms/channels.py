@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, Final
 
-from holdmq.alarms.core.alarms import Notice, State
+from holdmq.alarms.core.alarms import AlarmKey, Notice, State
 from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import ConfigError
 from holdmq.files.private_file import read_private, refuse_if_open_to_others
@@ -66,6 +66,7 @@ class Channel:
         self._notices_max = notices_max
         self._pause_min_s = pause_min_s
         self._waiting: deque[Notice] = deque()
+        self._under_way: Sequence[Notice] = ()
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=f"alarms-{name}", daemon=True)
@@ -89,6 +90,11 @@ class Channel:
             self.dropped += lost
             log.warning("notices of alarms were dropped: too many wait", channel=self.name, notices=lost)
 
+    def undelivered(self) -> set[AlarmKey]:
+        """The alarms whose notices wait or are under way; what was dropped is not among them."""
+        with self._changed:
+            return {notice.key for notice in (*self._waiting, *self._under_way)}
+
     def close(self) -> None:
         """End the thread (blocking, CLOSE_S at most); what waits is tried once more in that time."""
         with self._changed:
@@ -106,6 +112,7 @@ class Channel:
                 while not self._waiting and not self._is_closing:
                     self._changed.wait()
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), NOTICES_AT_ONCE))]
+                self._under_way = batch
             if not batch:
                 return
             if self._send(batch):
@@ -113,6 +120,8 @@ class Channel:
                 self.last_error = ""
             else:
                 self.dropped += len(batch)
+            with self._changed:
+                self._under_way = ()
 
     def _send(self, batch: Sequence[Notice]) -> bool:
         """Deliver notices, in several attempts; False = they are dropped."""
