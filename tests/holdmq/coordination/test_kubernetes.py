@@ -480,15 +480,20 @@ async def test_clients_under_faults_see_one_register_and_one_holder(
 ) -> None:
     history = RegisterHistory(TTL_S, margin_s=0.5)
     clock = asyncio.get_running_loop().time
-    end = clock() + 8
+    # On a machine with other work, eight seconds do not hold enough of what is to be checked.
+    least, most = clock() + 8, clock() + 40
     server.chance = at_random(seed, 0.12)
     server.lag_s = 0.2
+
+    def goes_on() -> bool:
+        now = clock()
+        return now < least or (now < most and not (history.sets > 20 and history.unknown > 5))
 
     async def use(number: int) -> None:
         chance = random.Random(seed * 100 + number)
         coordinator = client(f"r{number}", 0.5)
         held, version = None, 0
-        while clock() < end:
+        while goes_on():
             match chance.randrange(8):
                 case 0 | 1 | 2:
                     snapshot = await history.read(coordinator, clock)
@@ -505,7 +510,7 @@ async def test_clients_under_faults_see_one_register_and_one_holder(
             await asyncio.sleep(chance.random() * 0.1)
 
     async def disturb() -> None:
-        while clock() < end - 1:
+        while goes_on():
             await asyncio.sleep(1.5)
             await server.stop()
             await asyncio.sleep(0.2)
