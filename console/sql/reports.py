@@ -29,6 +29,9 @@ BACKLOG_POINTS: Final = 200
 SINK: Final = 'with stats.sink = "delta"'
 """What the job needs for there to be tables here: in PostgreSQL they are read by other tools."""
 
+NEEDS: Final = {BACKLOG: "stats.backlog_interval_s above 0", TALKERS_1M: "stats.devices = true"}
+"""What it needs besides, for tables that can be left out."""
+
 STEP_MIN_S: Final = 60
 """What these tables keep by."""
 
@@ -138,7 +141,8 @@ def _report(
 
 
 def _absent(table: str) -> str:
-    return f"there is no table {table} yet: the statistics job writes it (holdmq stats, {SINK})"
+    needs = f"{SINK} and {NEEDS[table]}" if table in NEEDS else SINK
+    return f"there is no table {table} yet: the statistics job writes it (holdmq stats, {needs})"
 
 
 def _json(value: Any) -> bytes:

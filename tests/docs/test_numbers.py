@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from page_blocks import ROOT, pages
-from page_numbers import is_one_of, literals_of, numbers_in
+from page_numbers import (
+    DEFAULT,
+    is_one_of,
+    literals_of,
+    numbers_in,
+    sayings_in,
+    text_of,
+    unknown_numbers,
+    value_of,
+)
 from page_sayings import OTHERS, SAYINGS
 
 from gateway.deliver.catchup import ANSWERS_PER_TURN, CATCHUP_CREDIT_BYTES
@@ -85,9 +93,6 @@ def test_a_bound_of_limits_md_is_one_of_its_file_or_key(bound: Bound) -> None:
         assert is_one_of(values, known), f"{said} is not in {bound.where}"
 
 
-DEFAULT = re.compile(r"`([a-z]+(?:\.[a-z_]+)+)`\s\((\d[^);:]*)")
-
-
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_a_default_that_a_page_says_behind_its_key_is_the_default(path: Path) -> None:
     for key, said in DEFAULT.findall(path.read_text(encoding="utf-8")):
@@ -96,41 +101,15 @@ def test_a_default_that_a_page_says_behind_its_key_is_the_default(path: Path) ->
             assert is_one_of(values, {float(DEFAULTS[key])}), f"{key} is {DEFAULTS[key]}, not {number}"
 
 
-def text_of(page: str) -> str:
-    """The sentences of a page on one line, without blocks and the numbers of lists."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    return " ".join(re.sub(r"^ *\d+\. ", "", text, flags=re.MULTILINE).split())
-
-
-def sayings_in(text: str, words: str) -> list[re.Match[str]]:
-    before, _, after = words.partition("{}")
-    number = r"(\d[\d,.]*(?: (?:bytes|[KMG]iB|ms|s|seconds|min|minutes|h|hours|days?|%)(?!\w))?)"
-    return list(re.finditer(rf"{re.escape(before)}{number}{re.escape(after)}", text))
-
-
 @pytest.mark.parametrize("page", OTHERS)
 def test_every_number_of_a_page_is_in_a_row(page: str) -> None:
     text = text_of(page)
     known = [match.span(1) for of, words, _ in SAYINGS if of == page for match in sayings_in(text, words)]
-    known += [match.span(2) for match in DEFAULT.finditer(text)]
-    known += [match.span() for match in re.finditer(r"`[^`]*`|(QoS|MQTT) \d", text)]
     for words in OTHERS[page]:
         assert words in text, f"{page}.md does not say {words!r}; if it says it otherwise, so does its row"
         known += [match.span() for match in re.finditer(re.escape(words), text)]
-    for number in re.finditer(r"(?<![\w.,/:%$~-])\d[\d,.]*(?!\w)", text):
-        is_known = any(start <= number.start() < end for start, end in known)
-        said = text[max(0, number.start() - 50) : number.end() + 30]
-        assert is_known, f"{said!r}: a row of tests/support/page_sayings.py says where the code has it"
-
-
-def value_of(module: str, name: str) -> Any:
-    """A constant of a module, or the default of a field of a class there."""
-    first, _, field = name.partition(".")
-    found = getattr(importlib.import_module(module), first)
-    if not field:
-        return found
-    return next(one.default for one in dataclasses.fields(found) if one.name == field)
+    for said in unknown_numbers(text, known):
+        pytest.fail(f"{said!r}: a row of tests/support/page_sayings.py says where the code has it")
 
 
 @pytest.mark.parametrize(("page", "words", "where"), SAYINGS)

@@ -78,6 +78,8 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("name", ["concepts.md", "operating.md", "troubleshooting.md", "valkey.md"])
+@pytest.mark.parametrize(
+    "name", ["concepts.md", "console.md", "operating.md", "troubleshooting.md", "valkey.md"]
+)
 def test_lines_are_short(name: str) -> None:
     assert max(map(len, (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines())) <= 100

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import enum
+import importlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from page_blocks import ROOT
 
 _UNITS: Final[dict[str, tuple[float, ...]]] = {
     "": (1,),
@@ -56,7 +61,7 @@ def literals_of(path: Path, names: Mapping[str, Any]) -> set[float]:
     """All numbers that a module has: written, its own or imported `names`, and computed from these."""
     found = {float(value) for value in names.values() if _is_number(value)}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        value = _computed(node, names)
+        value = computed(node, names)
         if value is not None:
             found.add(value)
     return found
@@ -66,13 +71,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _computed(node: ast.AST, names: Mapping[str, Any]) -> float | None:
+def computed(node: ast.AST, names: Mapping[str, Any]) -> float | None:
+    """The number that an expression is, with these `names`; None = it is none."""
     if isinstance(node, ast.Constant):
         return float(node.value) if _is_number(node.value) else None  # type: ignore[arg-type]
     if isinstance(node, ast.Name):
         return float(names[node.id]) if _is_number(names.get(node.id)) else None
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _computed(node.left, names), _computed(node.right, names)
+        left, right = computed(node.left, names), computed(node.right, names)
         if left is None or right is None:
             return None
         if isinstance(node.op, ast.LShift):
@@ -88,3 +94,50 @@ def _computed(node: ast.AST, names: Mapping[str, Any]) -> float | None:
 def is_one_of(values: list[float], known: set[float]) -> bool:
     """Whether one of the values is known, but for what a computer rounds."""
     return any(abs(value - one) <= 1e-9 * max(1.0, abs(one)) for value in values for one in known)
+
+
+DEFAULT: Final = re.compile(r"`([a-z]+(?:\.[a-z_]+)+)`\s\((\d[^);:]*)")
+"""A key of the configuration with its default behind it."""
+_SAID: Final = r"(\d[\d,.]*(?: (?:bytes|[KMG]iB|ms|s|seconds|min|minutes?|h|hours?|days?|%)(?!\w))?)"
+_SCANNED: Final = re.compile(r"(?<![\w.,/:%$~-])\d[\d,.]*(?!\w)")
+
+
+def path_of(page: str) -> Path:
+    """The file of a page: README and ARCHITECTURE lie above those of docs/."""
+    return ROOT / f"{page}.md" if page.isupper() else ROOT / "docs" / f"{page}.md"
+
+
+def text_of(page: str) -> str:
+    """The sentences of a page on one line, without blocks, quotes and the numbers of lists."""
+    text = path_of(page).read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```$|^> [^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return " ".join(re.sub(r"^ *\d+\. ", "", text, flags=re.MULTILINE).split())
+
+
+def sayings_in(text: str, words: str) -> list[re.Match[str]]:
+    """Where a text says these words, with a group for the number at each {}."""
+    return list(re.finditer(_SAID.join(map(re.escape, words.split("{}"))), text))
+
+
+def unknown_numbers(text: str, known: list[tuple[int, int]]) -> Iterator[str]:
+    """The numbers of a text that are in none of the `known` spans, nor in code, with what is around them."""
+    assert text.count("`") % 2 == 0, "code begins and does not end"
+    known = [
+        *known,
+        *(match.span(2) for match in DEFAULT.finditer(text)),
+        *(match.span() for match in re.finditer(r"`[^`]*`|QoS \d( and \d)?|MQTT \d|\b3\.x", text)),
+    ]
+    for number in _SCANNED.finditer(text):
+        if not any(start <= number.start() < end for start, end in known):
+            yield text[max(0, number.start() - 50) : number.end() + 30]
+
+
+def value_of(module: str, name: str) -> Any:
+    """A constant of a module, a member of an enumeration there, or the default of a field of a class."""
+    first, _, field = name.partition(".")
+    found = getattr(importlib.import_module(module), first)
+    if not field:
+        return found
+    if issubclass(found, enum.Enum):
+        return found[field]
+    return next(one.default for one in dataclasses.fields(found) if one.name == field)

@@ -200,15 +200,18 @@ async def test_a_wrong_range_is_refused_by_name(serve: Serve) -> None:
 
 async def test_tables_that_are_not_there_are_said_and_nothing_fails(serve: Serve) -> None:
     async with serve() as client:
-        for kind, table in (
-            ("history", "tps_1s"),
-            ("latency", "latency"),
-            ("backlog", "backlog"),
-            ("talkers", "talkers_1m"),
+        for kind, table, needs in (
+            ("history", "tps_1s", ""),
+            ("latency", "latency", ""),
+            ("backlog", "backlog", " and stats.backlog_interval_s above 0"),
+            ("talkers", "talkers_1m", " and stats.devices = true"),
         ):
             response = await client.get(f"/api/v1/{kind}")
             assert response.status_code == 200, response.text
-            assert f"there is no table {table} yet" in response.json()["notice"]
+            assert response.json()["notice"] == (
+                f"there is no table {table} yet: the statistics job writes it "
+                f'(holdmq stats, with stats.sink = "delta"{needs})'
+            )
 
 
 async def test_latency_backlog_and_talkers_come_from_their_tables(
