@@ -21,6 +21,10 @@ OPERATORS: Final[dict[str, list[tuple[str, str]]]] = {
         ("no Java | 244 [...] 1,363 MB |", ".ci/images holdmq holdmq-stats"),
         ("user {}, a root", "Containerfile"),
     ],
+    "ARCHITECTURE": [
+        ("or at {}, the batch", "holdmq.produce:PRODUCE_MAX_BYTES"),
+        ("(at most {}). The first bad", "= 2 * storage.log.flusher:CHECKPOINT_BYTES"),
+    ],
     "operating": [
         (
             "with exit code {}.",
