@@ -216,6 +216,7 @@ class WebSocket:
             opcode = frame.opcode
             if opcode is Opcode.BINARY or opcode is Opcode.CONT:
                 found.append(bytes(frame.data))
+                frame.data = b""  # the library's parser keeps the newest frame until the next one comes
             elif opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
                 sentence = "a text frame; MQTT is sent in binary frames"
                 protocol.fail(CloseCode.UNSUPPORTED_DATA, sentence)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -244,6 +245,13 @@ def test_frames_may_come_byte_by_byte() -> None:
         found += server.receive_data(bytes([byte]))
     assert found == b"ab" * 100 + b"c"
     assert server.data_to_send() == b"\x8a\x01?"
+
+
+def test_what_came_is_not_kept_until_the_next_frame_comes() -> None:
+    server = opened()
+    found = server.receive_data(frame(Opcode.BINARY, b"x" * 4000))
+    assert not any(found is other.data for other in gc.get_objects() if isinstance(other, Frame))
+    assert server.state == OPEN
 
 
 @pytest.mark.mqtt("MQTT-6.0.0-1")
