@@ -23,12 +23,14 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 from page_blocks import ROOT
+from page_facts_of_analysts import ANALYSTS
+from page_facts_of_gateways import GATEWAYS
 from page_facts_of_operators import OPERATORS
 from page_numbers import computed, is_one_of, numbers_in, value_of
 
 from holdmq.config.sources import reference
 
-FACTS: Final[dict[str, list[tuple[str, str]]]] = {**OPERATORS}
+FACTS: Final[dict[str, list[tuple[str, str]]]] = {**OPERATORS, **GATEWAYS, **ANALYSTS}
 
 _KEYS: Final = {row.key: row for row in reference()}
 _ROUNDED: Final = 0.05
@@ -103,7 +105,8 @@ def _value_of(source: str) -> float:
 def _numbers_of(path: Path, part: str) -> set[float]:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        text = text[text.index(part) :].partition("\n\n" if path.suffix == ".md" else "- alert:")[0]
+        if part:
+            text = text[text.index(part) :].partition("\n## " if path.suffix == ".md" else "- alert:")[0]
         text = re.sub(r"(\d)(s|m|h)\b", lambda one: f"{one[1]} {'min' if one[2] == 'm' else one[2]}", text)
         return {value for _, values in numbers_in(re.sub(r"[:/=<>-]", " ", text)) for value in values}
     module = ast.parse(text)
@@ -114,9 +117,10 @@ def _numbers_of(path: Path, part: str) -> set[float]:
         ]
         nodes = [node for node in nodes if getattr(node, "name", "") == part]
         assert nodes, f"{path} has no {part}"
+    docs = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
     found: set[float] = set()
     for node in (inner for outer in nodes for inner in ast.walk(outer)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             found |= {value for _, values in numbers_in(node.value) for value in values}
         value = computed(node, {})
         found |= set() if value is None else {value}
