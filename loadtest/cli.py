@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from holdmq.cli.options import CommandGroup, Given, Output, print_json
+from holdmq.cli.options import Asking, CommandGroup, Output, print_json
 from holdmq.cli.progress import counting, steps_bar, waiting
 from holdmq.errors import UsageError
 from loadtest.gateway_memory import GatewayMemory
@@ -187,7 +187,7 @@ def deliver(
 
 @app.add("queue", example="holdmq loadtest queue --messages 20000 --members 2")
 def queue(
-    given: Given,
+    given: Asking,
     messages: Annotated[int, typer.Option(min=1, help="Messages in all.")] = 20_000,
     payload_bytes: Annotated[int, typer.Option("--payload-bytes", min=12, help="Size of a message.")] = 100,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Messages of one batch.")] = 500,
@@ -212,7 +212,8 @@ def queue(
     run = ReportOptions(given.as_json, report)
     run.say(asdict(plan))
     with counting("messages consumed") as progress:
-        found = uvloop.run(queue_run.run(plan, config.registries(), Security.of(config), progress))
+        security, cluster = Security.of(config), config.client.cluster
+        found = uvloop.run(queue_run.run(plan, config.registries(), security, progress, cluster))
     run.publish({**reports.heading("queue", asdict(plan)), "queue": found._asdict()}, reports.show_queue)
     _end(found.consumed == found.produced)
 

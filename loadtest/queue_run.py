@@ -60,24 +60,35 @@ Progress = Callable[[int], None]
 """Called with the number of messages that arrived."""
 
 
+class _Whom(NamedTuple):
+    """Whose brokers are asked, as the SDK's classes are given it."""
+
+    registries: Sequence[str]
+    security: Security | None
+    cluster: str
+
+
 async def run(
-    plan: QueuePlan, registries: Sequence[str], security: Security | None, progress: Progress
+    plan: QueuePlan,
+    registries: Sequence[str],
+    security: Security | None,
+    progress: Progress,
+    cluster: str = "",
 ) -> QueueFigures:
     """Make a topic and a group, send and consume, and delete both. Raises HoldMQError."""
     name = f"loadtest-{secrets.token_hex(4)}"
-    async with Admin(registries, security=security) as admin:
+    whom = _Whom(registries, security, cluster)
+    async with Admin(**whom._asdict()) as admin:
         await admin.create_topic(name)
         try:
-            return await _exchange(plan, name, registries, security, progress)
+            return await _exchange(plan, name, whom, progress)
         finally:
             await admin.delete_topic(name, force=True)
-            async with GroupAdmin(registries, security=security) as groups:
+            async with GroupAdmin(**whom._asdict()) as groups:
                 await groups.delete(name)
 
 
-async def _exchange(
-    plan: QueuePlan, name: str, registries: Sequence[str], security: Security | None, progress: Progress
-) -> QueueFigures:
+async def _exchange(plan: QueuePlan, name: str, whom: _Whom, progress: Progress) -> QueueFigures:
     seen: set[int] = set()
     latencies: list[float] = []
     last = began = time.perf_counter()
@@ -90,13 +101,21 @@ async def _exchange(
         seen.add(number)
 
     members = [
-        Consumer(registries, name, take, [name], start="earliest", security=security)
+        Consumer(
+            whom.registries,
+            name,
+            take,
+            [name],
+            start="earliest",
+            security=whom.security,
+            cluster=whom.cluster,
+        )
         for _ in range(plan.members)
     ]
     try:
         await asyncio.gather(*(member.start() for member in members))
         began = last = time.perf_counter()
-        async with Producer(registries, security=security) as producer:
+        async with Producer(**whom._asdict()) as producer:
             sending = asyncio.create_task(_send(plan, name, producer))
             while not sending.done() or len(seen) < plan.messages:
                 if sending.done() and time.perf_counter() - last > SILENCE_S:

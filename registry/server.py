@@ -30,6 +30,7 @@ from holdmq.wire.headers import (
     BrokerRegisterResponse,
     BrokerRow,
     BrokerUnregisterRequest,
+    ClusterGetRequest,
     ClusterGetResponse,
     Empty,
     HelloRequest,
@@ -276,8 +277,9 @@ class RegistryServer:
     def _answer_routes(self, request: Request, header: RouteGetRequest) -> None:
         names = None if header.topics is None else [str(topic) for topic in header.topics]
         sees = None if request.connection.grants is None else request.connection.sees
-        routes, next_after = self.tables.routes(names, header.after, sees=sees)
-        request.reply(RouteGetResponse(routes, self.tables.brokers(), self.tables.version, next_after))
+        tables, cluster = self.tables, header.cluster
+        routes, next_after = tables.routes(names, header.after, sees=sees, cluster=cluster)
+        request.reply(RouteGetResponse(routes, tables.brokers(cluster), tables.version, next_after))
 
     def _answer(self, request: Request) -> None:
         """Answer a request that was held: with its routes if they changed, else `unchanged`."""
@@ -291,12 +293,12 @@ class RegistryServer:
 
     def _order_get(self, request: Request) -> None:
         header = request.header(OrderGetRequest)
-        listed = self.tables.order.listed(header.topics)
+        listed = self.tables.order.listed(header.topics, header.cluster)
         request.reply(OrderGetResponse([row for row in listed if request.connection.sees(row.topic)]))
 
     def _order_set(self, request: Request) -> None:
         header = request.header(OrderSetRequest)
-        if self.tables.set_order(OrderRow(header.topic, header.queues)):
+        if self.tables.set_order(OrderRow(header.topic, header.queues), header.cluster):
             self._log.info("ordered topic set", topic=header.topic, queues=header.queues)
         self._changed()
 
@@ -343,9 +345,10 @@ class RegistryServer:
         self._keep_time()
 
     def _cluster_get(self, request: Request) -> None:
-        tables = self.tables
-        topics = list(filter(request.connection.sees, tables.topics()))
-        request.reply(ClusterGetResponse(tables.brokers(), tables.silent_ms(time.monotonic()), topics))
+        tables, cluster = self.tables, request.header(ClusterGetRequest).cluster
+        topics = list(filter(request.connection.sees, tables.topics(cluster)))
+        silent_ms = tables.silent_ms(time.monotonic(), cluster)
+        request.reply(ClusterGetResponse(tables.brokers(cluster), silent_ms, topics))
 
     def _closed(self, connection: Connection) -> None:
         held = self.holds.of(connection)

@@ -76,6 +76,7 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
         session = await asyncio.to_thread(start_session, stats, partial(_say, service.log))
         options = {
             "registry": ",".join(config.registries()),
+            "cluster": config.client.cluster,
             "starting_offsets": "earliest",
             "max_records_per_batch": str(stats.max_records_per_batch),
             "fail_on_data_loss": "false",

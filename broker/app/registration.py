@@ -149,7 +149,8 @@ class Registration:
             self.registered[client.address] = False
             return  # `_up` comes when it is connected
         try:
-            reply = await client.call(RequestCode.BROKER_REGISTER, self._current(), CALL_TIMEOUT_S)
+            now = self._current()
+            reply = await client.call(RequestCode.BROKER_REGISTER, now, CALL_TIMEOUT_S)
             brokers = reply.header(BrokerRegisterResponse).brokers
         except HoldMQError as e:
             self.registered[client.address] = False
@@ -157,9 +158,11 @@ class Registration:
             return
         self._sight.answered(client.address)
         try:
-            known = await client.call(RequestCode.ROUTE_GET, RouteGetRequest([]), CALL_TIMEOUT_S)
+            asked = RouteGetRequest([], cluster=now.cluster)
+            known = await client.call(RequestCode.ROUTE_GET, asked, CALL_TIMEOUT_S)
             others = rows(BrokerRow, known.header(RouteGetResponse).brokers)
-            self._others = {row.broker: row.address for row in others}
+            # A registry that does not know the word tells of the brokers of other clusters, too.
+            self._others = {row.broker: row.address for row in others if row.cluster == now.cluster}
         except HoldMQError as e:
             log.debug("other brokers are not known", registry=client.address, reason=str(e))
         if not self.registered[client.address]:

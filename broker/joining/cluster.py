@@ -57,10 +57,13 @@ class ClusterInquiry:
             for row in brokers
             if row.cluster == self._cluster and row.broker != self._name
         }
-        return ClusterFound(others, frozenset(row.broker for row in routes if row.write_queues))
+        # A registry that does not know the word tells of the brokers of other clusters, too.
+        foreign = {row.broker for row in brokers if row.cluster != self._cluster}
+        keepers = {row.broker for row in routes if row.write_queues and row.broker not in foreign}
+        return ClusterFound(others, frozenset(keepers))
 
     async def _ask_registries(self, patience_s: float) -> list[RouteGetResponse]:
-        asked = RouteGetRequest(list(KEPT_TABLES))
+        asked = RouteGetRequest(list(KEPT_TABLES), cluster=self._cluster)
         found: list[RouteGetResponse] = []
         tasks = [
             asyncio.create_task(self.ask(each, RequestCode.ROUTE_GET, asked)) for each in self._registries

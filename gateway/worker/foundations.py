@@ -54,6 +54,7 @@ class Foundations:
             role="gateway",
             follow_all=True,
             security=Security.of(config),
+            cluster=config.client.cluster,
         )
         self.topics = ClientTopics(
             self.routes,

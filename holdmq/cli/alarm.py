@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given
+from holdmq.cli.options import Asking, CommandGroup
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.errors import HoldMQError
@@ -18,7 +18,7 @@ app = CommandGroup("Alarms of brokers and registries.", "holdmq alarm list")
 
 @app.add("list", example="holdmq alarm list --over --json")
 def list_(
-    given: Given,
+    given: Asking,
     over: Annotated[bool, typer.Option("--over", help="List those that are over, too.")] = False,
 ) -> None:
     """List the alarms that are raised: backlogs, disks, copies, processes that died."""

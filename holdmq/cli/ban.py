@@ -12,7 +12,7 @@ import typer
 
 from holdmq.cli.calls import run_calls
 from holdmq.cli.control import Admin, ask
-from holdmq.cli.options import CommandGroup, Given
+from holdmq.cli.options import Asking, CommandGroup
 from holdmq.cli.shown import say
 from holdmq.cli.times import parse_time, show_time
 from holdmq.config.model import Config
@@ -52,7 +52,7 @@ class Banned:
 
 @app.add("add", example="holdmq ban add --address 192.0.2.0/24 --reason scanner --for 2h")
 def add(
-    given: Given,
+    given: Asking,
     banned: Banned,
     reason: Annotated[str, typer.Option("--reason", help="Why, for who looks at it later.")] = "",
     for_: Annotated[
@@ -74,7 +74,7 @@ def add(
 
 
 @app.add("list", example="holdmq ban list --json")
-def list_(given: Given, admin: Admin = "") -> None:
+def list_(given: Asking, admin: Admin = "") -> None:
     """List the bans of the fleet, and those that gateways have made of clients that connect too often.
 
     With --admin only the latter, of the gateway that has this admin port on this machine.
@@ -106,7 +106,7 @@ def list_(given: Given, admin: Admin = "") -> None:
 
 
 @app.add("remove", example="holdmq ban remove --address 192.0.2.0/24")
-def remove(given: Given, banned: Banned) -> None:
+def remove(given: Asking, banned: Banned) -> None:
     """Lift a ban of the fleet. Exit code 1 if there was none."""
     kind, value = banned.named()
     done = _run(given.configuration(), lambda bans: bans.remove(kind, value, _user()))
@@ -122,7 +122,7 @@ def remove(given: Given, banned: Banned) -> None:
 
 @app.add("clear", example="holdmq ban clear meter-42")
 def clear(
-    given: Given,
+    given: Asking,
     client: Annotated[str | None, typer.Argument(metavar="CLIENT", help="Whose bans to lift.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Lift all bans.")] = False,
     admin: Admin = "",

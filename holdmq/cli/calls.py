@@ -22,7 +22,9 @@ def run_calls(
 
     async def run() -> T:
         name = f"holdmq-cli-{os.getpid()}"
-        async with calls(config.registries(), client_id=name, security=Security.of(config)) as one:
+        async with calls(
+            config.registries(), client_id=name, security=Security.of(config), cluster=config.client.cluster
+        ) as one:
             return await work(one)
 
     return asyncio.run(run())

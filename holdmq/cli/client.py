@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import ClientId, CommandGroup, Given, Yes, confirm, print_json
+from holdmq.cli.options import Asking, ClientId, CommandGroup, Yes, confirm, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
@@ -77,7 +77,7 @@ class Wanted:
 
 @app.add("list", example="holdmq client list --client 'meter-*' --sort -connected")
 def list_(
-    given: Given,
+    given: Asking,
     wanted: Wanted,
     sort: Annotated[
         str,
@@ -120,7 +120,7 @@ def list_(
 
 @app.add("busiest", example="holdmq client busiest --by user --sort bytes_in")
 def busiest(
-    given: Given,
+    given: Asking,
     by: Annotated[str, typer.Option("--by", help="user or client.")] = "user",
     sort: Annotated[
         str, typer.Option("--sort", metavar="COLUMN", help=f"{', '.join(BUSIEST_SORTS)}: the most first.")
@@ -141,7 +141,7 @@ def busiest(
 
 
 @app.add("show", example="holdmq client show meter-42 --json")
-def show(given: Given, client_id: ClientId) -> None:
+def show(given: Asking, client_id: ClientId) -> None:
     """Show a connected client: where it is, what it subscribes to, what it sends and is sent in a second.
 
     Exit code 1 if it is not connected.
@@ -188,7 +188,7 @@ def show(given: Given, client_id: ClientId) -> None:
 
 @app.add("kick", example="holdmq client kick --user depot-7 --dry-run")
 def kick(
-    given: Given,
+    given: Asking,
     wanted: Wanted,
     client_id: Annotated[str | None, typer.Argument(metavar="[CLIENT_ID]", help="One client.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")] = False,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, TypeVar
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given
+from holdmq.cli.options import Asking, CommandGroup
 from holdmq.config.model import Config
 
 if TYPE_CHECKING:
@@ -20,27 +18,18 @@ app = CommandGroup("The clusters and brokers that a registry knows.", "holdmq cl
 
 
 @app.add("list", example="holdmq cluster list --json")
-def list_(given: Given) -> None:
+def list_(given: Asking) -> None:
     """List the clusters that have brokers at the registry, and their brokers."""
     view = _run(given.configuration(), lambda admin: admin.cluster())
     rows = [{"cluster": name, "brokers": brokers} for name, brokers in view.clusters().items()]
     given.table(("cluster", "brokers"), rows, lambda row: (row["cluster"], ", ".join(row["brokers"])))
 
 
-@app.add("brokers", example="holdmq cluster brokers --json")
-def brokers(
-    given: Given,
-    cluster: Annotated[
-        str, typer.Option("--cluster", metavar="CLUSTER", help="Only those of a cluster.")
-    ] = "",
-) -> None:
+@app.add("brokers", example="holdmq cluster brokers --cluster plant")
+def brokers(given: Asking) -> None:
     """List the registered brokers: cluster, address, machine room, and how long each was silent."""
     view = _run(given.configuration(), lambda admin: admin.cluster())
-    rows = [
-        {**row._asdict(), "silent_ms": view.silent_ms.get(row.broker, 0)}
-        for row in view.brokers
-        if not cluster or row.cluster == cluster
-    ]
+    rows = [{**row._asdict(), "silent_ms": view.silent_ms.get(row.broker, 0)} for row in view.brokers]
     given.table(
         ("cluster", "broker", "address", "room", "epoch", "silent"),
         rows,

@@ -171,7 +171,9 @@ def _from_afar(
     async def work() -> list[dict[str, Any]]:
         found = [(await reload_registry(address, security))._asdict() for address in registries]
         if brokers or gateway:
-            async with ConfigAdmin(config.registries(), security=security) as configurations:
+            async with ConfigAdmin(
+                config.registries(), security=security, cluster=config.client.cluster
+            ) as configurations:
                 found += [(await configurations.reload_broker(name))._asdict() for name in brokers]
                 if gateway:
                     answer = await configurations.reload_gateways(gateway)

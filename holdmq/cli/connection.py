@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given
+from holdmq.cli.options import Asking, CommandGroup
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -28,7 +28,7 @@ app = CommandGroup(
 
 @app.add("list", example="holdmq connection list --kind producer --topic orders")
 def list_(
-    given: Given,
+    given: Asking,
     kind: Annotated[str, typer.Option("--kind", help=f"Only these: {', '.join(KINDS)}.")] = "",
     topic: Annotated[
         str, typer.Option("--topic", metavar="TOPIC", help="Only those that send to a topic or read it.")
@@ -65,7 +65,7 @@ def list_(
 
 @app.add("busiest", example="holdmq connection busiest --json")
 def busiest(
-    given: Given,
+    given: Asking,
     count: Annotated[int, typer.Option("--count", min=1, max=1000, help="How many of each.")] = 20,
 ) -> None:
     """Show the clients and the access keys that sent and took most in the last minute."""

@@ -97,6 +97,26 @@ class Given(Output):
         return load(self.config_file, [*(self.sets or ()), *more])
 
 
+@dataclass(frozen=True, slots=True)
+class Asking(Given):
+    """What a command is given that asks registries and brokers: of which cluster they are to be, too."""
+
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="CLUSTER",
+            help="Only brokers of this cluster; client.cluster if not given.",
+            show_default=False,
+        ),
+    ] = None
+
+    def configuration(self, *more: str) -> Config:
+        """Read the configuration that the options name, with `more` settings on top. Raises ConfigError."""
+        wanted = () if self.cluster is None else (f"client.cluster={self.cluster}",)
+        return Given.configuration(self, *wanted, *more)
+
+
 class CommandGroup(typer.Typer):
     """Commands with one first word; `meaning` and `example` are what its help says."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.options import Asking, CommandGroup, print_json
 from holdmq.cli.progress import counting
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
@@ -30,7 +30,7 @@ def register(app: CommandGroup) -> None:
 
 
 def pub(
-    given: Given,
+    given: Asking,
     topic: Annotated[str, typer.Argument(help="MQTT topic; its first level is the log's topic.")],
     message: Annotated[str | None, typer.Option("-m", "--message", help="The message.")] = None,
     file: Annotated[
@@ -89,7 +89,9 @@ async def _send(
 
     topic, tag = split_mqtt_topic(mqtt_topic)
     count, last = 0, None
-    async with Producer(config.registries(), security=Security.of(config)) as producer:
+    async with Producer(
+        config.registries(), security=Security.of(config), cluster=config.client.cluster
+    ) as producer:
         with counting("messages stored") as report:
             # Standard input may be slow; the connections live on while it is waited for.
             while batch := await asyncio.to_thread(next, batches, None):

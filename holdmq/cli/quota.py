@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.options import Asking, CommandGroup, print_json
 from holdmq.cli.shown import say, write_line
 from holdmq.config.model import Config
 from holdmq.quotas.limits import LIMITS, parse_principal, principal_of
@@ -34,7 +34,7 @@ Whose = Annotated[
 
 @app.add("set", example="holdmq quota set user:depot-7 --publish-rate 100 --connections 20")
 def set_(
-    given: Given,
+    given: Asking,
     whose: Whose,
     publish_rate: Annotated[int, typer.Option("--publish-rate", min=0, help="Messages a second.")] = 0,
     publish_bytes_rate: Annotated[
@@ -61,7 +61,7 @@ def set_(
 
 
 @app.add("list", example="holdmq quota list --json")
-def list_(given: Given) -> None:
+def list_(given: Asking) -> None:
     """List quotas with what is used of them, and who uses that of everybody."""
     found = _run(given.configuration(), lambda quotas: quotas.list())
     given.table(
@@ -84,7 +84,7 @@ def list_(given: Given) -> None:
 
 
 @app.add("show", example="holdmq quota show user:depot-7")
-def show(given: Given, whose: Whose) -> None:
+def show(given: Asking, whose: Whose) -> None:
     """Show a quota and what is used of it. Exit code 1 if there is none."""
     principal = principal_of(*parse_principal(whose))
     found = _run(given.configuration(), lambda quotas: quotas.list())
@@ -103,7 +103,7 @@ def show(given: Given, whose: Whose) -> None:
 
 
 @app.add("remove", example="holdmq quota remove user:depot-7")
-def remove(given: Given, whose: Whose) -> None:
+def remove(given: Asking, whose: Whose) -> None:
     """Have no quota for somebody any more. Exit code 1 if there was none, or a broker did not answer."""
     kind, name = parse_principal(whose)
     done = _run(given.configuration(), lambda quotas: quotas.remove(kind, name, _user()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import CommandGroup, Given, Yes, confirm, print_json
+from holdmq.cli.options import Asking, CommandGroup, Yes, confirm, print_json
 from holdmq.cli.shown import content, say, write_line
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -27,7 +27,7 @@ Topic = Annotated[str, typer.Argument(help="The MQTT topic.")]
 
 @app.add("list", example="holdmq retained list 'devices/+/state' --count 20")
 def list_(
-    given: Given,
+    given: Asking,
     topic_filter: Annotated[str, typer.Argument(metavar="[FILTER]", help="An MQTT topic filter.")] = "#",
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 1000,
 ) -> None:
@@ -46,7 +46,7 @@ def list_(
 
 
 @app.add("show", example="holdmq retained show devices/42/state --json")
-def show(given: Given, topic: Topic) -> None:
+def show(given: Asking, topic: Topic) -> None:
     """Show a topic's retained message: its payload, or with --json all that is known of it."""
     view = _run(given.configuration(), lambda retained: retained.show(topic))
     if view is None:
@@ -59,7 +59,7 @@ def show(given: Given, topic: Topic) -> None:
 
 
 @app.add("drop", example="holdmq retained drop devices/42/state --yes")
-def drop(given: Given, topic: Topic, yes: Yes = False) -> None:
+def drop(given: Asking, topic: Topic, yes: Yes = False) -> None:
     """Take a topic's retained message away; nobody is told."""
     if not yes:
         confirm(f"Take the retained message of {topic} away for good?")

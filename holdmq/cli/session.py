@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import ClientId, CommandGroup, Given, Yes, confirm, print_json
+from holdmq.cli.options import Asking, ClientId, CommandGroup, Yes, confirm, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -27,7 +27,7 @@ app = CommandGroup(
 
 @app.add("list", example="holdmq session list --prefix meter- --offline")
 def list_(
-    given: Given,
+    given: Asking,
     prefix: Annotated[str, typer.Option("--prefix", help="Only client ids that begin so.")] = "",
     offline: Annotated[bool, typer.Option("--offline", help="Only those that are not connected.")] = False,
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 1000,
@@ -47,7 +47,7 @@ def list_(
 
 
 @app.add("show", example="holdmq session show meter-42 --json")
-def show(given: Given, client_id: ClientId) -> None:
+def show(given: Asking, client_id: ClientId) -> None:
     """Show a session: its subscriptions, its place in each broker's log, what is under way."""
     details = _run(given.configuration(), lambda sessions: sessions.show(client_id))
     if details is None:
@@ -67,7 +67,7 @@ def show(given: Given, client_id: ClientId) -> None:
 
 
 @app.add("kick", example="holdmq session kick meter-42")
-def kick(given: Given, client_id: ClientId) -> None:
+def kick(given: Asking, client_id: ClientId) -> None:
     """Disconnect a client; its session stays, and it may connect again. Exit code 1 if it is away."""
     was_connected = _run(given.configuration(), lambda sessions: sessions.kick(client_id))
     given.tell(
@@ -81,7 +81,7 @@ def kick(given: Given, client_id: ClientId) -> None:
 
 
 @app.add("drop", example="holdmq session drop meter-42 --yes")
-def drop(given: Given, client_id: ClientId, yes: Yes = False) -> None:
+def drop(given: Asking, client_id: ClientId, yes: Yes = False) -> None:
     """Disconnect a client, and forget its session with all that waits for it."""
     if not yes:
         confirm(f"Disconnect {client_id} and forget its session for good?")
@@ -94,7 +94,7 @@ def drop(given: Given, client_id: ClientId, yes: Yes = False) -> None:
 
 @app.add("shares", example="holdmq session shares --prefix '$share/billing/'")
 def shares(
-    given: Given, prefix: Annotated[str, typer.Option("--prefix", help="Only groups that begin so.")] = ""
+    given: Asking, prefix: Annotated[str, typer.Option("--prefix", help="Only groups that begin so.")] = ""
 ) -> None:
     """List MQTT's share groups ($share/NAME/FILTER), at each broker for its own log."""
 

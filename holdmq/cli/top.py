@@ -17,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.options import Asking, CommandGroup, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
@@ -43,7 +43,7 @@ def register(app: CommandGroup) -> None:
 
 
 def top(
-    given: Given,
+    given: Asking,
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two pictures.")
@@ -62,7 +62,9 @@ async def _run(config: Config, once: bool, interval_s: float, as_json: bool) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     name = f"holdmq-top-{os.getpid()}"
-    async with Admin(config.registries(), client_id=name, security=Security.of(config)) as admin:
+    async with Admin(
+        config.registries(), client_id=name, security=Security.of(config), cluster=config.client.cluster
+    ) as admin:
         watch = Watch(admin)
         if as_json:
             await _repeat(watch, once, interval_s, print_json, stopping)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given, QueuesPerBroker, Search, Yes, confirm
+from holdmq.cli.options import Asking, CommandGroup, QueuesPerBroker, Search, Yes, confirm
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -83,7 +83,7 @@ class TopicChoices:
 
 @app.add("list", example="holdmq topic list --search orders")
 def list_(
-    given: Given,
+    given: Asking,
     system: Annotated[bool, typer.Option("--system", help="Show system topics too.")] = False,
     search: Search = "",
 ) -> None:
@@ -106,7 +106,7 @@ def list_(
 
 @app.add("create", example="holdmq topic create devices --queues 8 --retention 12h")
 def create(
-    given: Given,
+    given: Asking,
     name: Name,
     settings: TopicChoices,
     queues: QueuesPerBroker = 0,
@@ -132,7 +132,7 @@ def create(
 
 @app.add("update", example="holdmq topic update devices --perm rw --retention 12h")
 def update(
-    given: Given,
+    given: Asking,
     name: Name,
     settings: TopicChoices,
     filter_type: Annotated[str | None, typer.Option("--filter-type", hidden=True)] = None,
@@ -161,7 +161,7 @@ def update(
 
 @app.add("queues", example="holdmq topic queues devices --to 8")
 def queues(
-    given: Given,
+    given: Asking,
     name: Name,
     to: Annotated[
         int | None,
@@ -184,7 +184,7 @@ def queues(
 
 
 @app.add("readers", example="holdmq topic readers devices")
-def readers(given: Given, name: Name) -> None:
+def readers(given: Asking, name: Name) -> None:
     """List who reads a topic, whichever way: members of groups, pulls, Spark, gateways, the console."""
     answers = _run(given.configuration(), lambda admin: admin.topic_readers(name))
     found = {b: view for b, view in answers.items() if not isinstance(view, HoldMQError)}
@@ -205,20 +205,20 @@ def readers(given: Given, name: Name) -> None:
 
 
 @app.add("pause", example="holdmq topic pause devices")
-def pause(given: Given, name: Name) -> None:
+def pause(given: Asking, name: Name) -> None:
     """Pause a topic: it takes and keeps messages, and delivers none until it is resumed."""
     _show(_run(given.configuration(), lambda admin: admin.pause_topic(name)), given, _sentence)
 
 
 @app.add("resume", example="holdmq topic resume devices")
-def resume(given: Given, name: Name) -> None:
+def resume(given: Asking, name: Name) -> None:
     """Resume a paused topic: what it kept is delivered, then what comes."""
     _show(_run(given.configuration(), lambda admin: admin.pause_topic(name, False)), given, _sentence)
 
 
 @app.add("delete", example="holdmq topic delete devices --yes")
 def delete(
-    given: Given,
+    given: Asking,
     name: Name,
     force: Annotated[
         bool, typer.Option("--force", help="At once, whoever uses it: unconsumed messages are lost.")
@@ -352,7 +352,7 @@ def _row(broker: str, topic: TopicRow, counts: TopicStats | None) -> dict[str, A
     return {"broker": broker, **topic._asdict(), **(counts._asdict() if counts is not None else {})}
 
 
-def _show(found: dict[str, TopicRow], given: Given, sentence: Callable[[str, TopicRow], str]) -> None:
+def _show(found: dict[str, TopicRow], given: Asking, sentence: Callable[[str, TopicRow], str]) -> None:
     rows = sorted(found.items())
     given.tell(
         [_row(broker, row, None) for broker, row in rows], *(sentence(broker, row) for broker, row in rows)
@@ -387,7 +387,7 @@ def _flags(row: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
     return (("order", row["order"]), ("paused", row["is_paused"]), ("first:beginning", is_from_beginning))
 
 
-def _show_queues(found: list[dict[str, Any]], given: Given) -> None:
+def _show_queues(found: list[dict[str, Any]], given: Asking) -> None:
     given.table(
         ("broker", "queue", "first offset", "end offset", ""),
         found,

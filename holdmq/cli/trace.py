@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from holdmq.cli.control import Admin, ask
-from holdmq.cli.options import ClientId, CommandGroup, Given, print_json
+from holdmq.cli.options import Asking, ClientId, CommandGroup, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 
@@ -19,7 +19,7 @@ def register(app: CommandGroup) -> None:
 
 
 def trace(
-    given: Given,
+    given: Asking,
     client_id: ClientId,
     topic: Annotated[
         str | None, typer.Option("--topic", metavar="FILTER", help="Only PUBLISH on these topics.")

@@ -114,8 +114,9 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         role: str = "console",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
     ) -> None:
-        super().__init__("admin", registries, client_id, role, routes, security, ADMIN_TIMEOUT_S)
+        super().__init__("admin", registries, client_id, role, routes, security, ADMIN_TIMEOUT_S, cluster)
 
     async def call(
         self, code: RequestCode, broker: str, header: Header, timeout_s: float | None = None

@@ -24,8 +24,8 @@ T = TypeVar("T")
 class ClusterCalls(RoutedClient):
     """Asks brokers over a RouteTable of its own, or over `routes`, which the caller starts and closes.
 
-    Its own is made with `registries`, `role`, `security` and `client_id` ("" = `kind` and a random number).
-    `timeout_s`: deadline of one request to one broker.
+    Its own is made with `registries`, `role`, `security`, `cluster` ("" = brokers of all) and `client_id`
+    ("" = `kind` and a random number). `timeout_s`: deadline of one request to one broker.
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class ClusterCalls(RoutedClient):
         routes: RouteTable | None,
         security: Security | None,
         timeout_s: float,
+        cluster: str,
     ) -> None:
         client_id = client_id or f"{kind}-{secrets.token_hex(8)}"
-        super().__init__(registries, client_id, routes, security, role=role)
+        super().__init__(registries, client_id, routes, security, cluster, role=role)
         self.timeout_s = timeout_s
 
     async def call(
@@ -54,7 +55,7 @@ class ClusterCalls(RoutedClient):
         await self.routes.refresh()
         names = sorted(self.routes.brokers())
         if not names:
-            raise TransportError("no broker is registered; start one, then try again")
+            raise TransportError(self.routes.no_broker)
         return names
 
     async def _ask_all(
@@ -98,10 +99,11 @@ class AdminCalls(ClusterCalls):
         role: str = "console",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
         timeout_s: float | None = None,
     ) -> None:
         wait_s = self.TIMEOUT_S if timeout_s is None else timeout_s
-        super().__init__(self.KIND, registries, client_id, role, routes, security, wait_s)
+        super().__init__(self.KIND, registries, client_id, role, routes, security, wait_s, cluster)
 
 
 def read_each(

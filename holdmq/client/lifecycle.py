@@ -47,13 +47,16 @@ class RoutedClient:
         client_id: str,
         routes: RouteTable | None,
         security: Security | None,
+        cluster: str,
         *,
         role: str = "client",
         reroute_s: float = REROUTE_S,
     ) -> None:
         self._owns_routes = routes is None
         if routes is None:
-            routes = RouteTable(registries, client_id, role=role, security=security, reroute_s=reroute_s)
+            routes = RouteTable(
+                registries, client_id, role=role, security=security, reroute_s=reroute_s, cluster=cluster
+            )
         self.routes = routes
         self._is_closed = False
 
@@ -121,6 +124,7 @@ class GroupConsumer(RoutedConsumer):
         client_id: str,
         routes: RouteTable | None,
         security: Security | None,
+        cluster: str,
         *,
         start: StartAt | None,
         concurrency: int,
@@ -129,7 +133,7 @@ class GroupConsumer(RoutedConsumer):
         check_start(start)
         if concurrency < 1:
             raise UsageError(f"concurrency {concurrency} is below 1")
-        super().__init__(registries, client_id, routes, security)
+        super().__init__(registries, client_id, routes, security, cluster)
         self.group = group
         self.client_id = client_id
         self._changed = asyncio.Event()

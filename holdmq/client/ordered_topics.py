@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
+from holdmq.client.names import check_cluster
 from holdmq.client.route import SOFTWARE
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.rpc.client import Client
@@ -19,13 +20,23 @@ CALL_TIMEOUT_S: Final = 5.0
 
 
 class OrderedTopics:
-    """Asks and tells every registry. Use it as `async with OrderedTopics(["host:9876"]) as ordered`."""
+    """Asks and tells every registry. Use it as `async with OrderedTopics(["host:9876"]) as ordered`.
+
+    `cluster`: what is asked and told is about its brokers alone, "" = about those of all.
+    """
 
     def __init__(
-        self, registries: Sequence[str], *, client_id: str = "admin", security: Security | None = None
+        self,
+        registries: Sequence[str],
+        *,
+        client_id: str = "admin",
+        security: Security | None = None,
+        cluster: str = "",
     ) -> None:
         if isinstance(registries, str) or not registries:
             raise UsageError("registries must be a list of at least one host:port")
+        check_cluster(cluster)
+        self._cluster = cluster
         self._clients = [
             Client(address, "client", client_id, software=SOFTWARE, security=security)
             for address in dict.fromkeys(registries)
@@ -47,7 +58,7 @@ class OrderedTopics:
 
         TransportError if none does, with all reasons.
         """
-        request = OrderGetRequest(None if topics is None else list(topics))
+        request = OrderGetRequest(None if topics is None else list(topics), self._cluster)
         answers = await self._call(RequestCode.ORDER_GET, request)
         failures: list[str] = []
         for answer in answers:
@@ -64,7 +75,8 @@ class OrderedTopics:
         refuses or does not answer: the others may have taken it, so do it again. A registered broker must
         have the topic, and says its own number of queues.
         """
-        for answer in await self._call(RequestCode.ORDER_SET, OrderSetRequest(topic, dict(queues))):
+        request = OrderSetRequest(topic, dict(queues), self._cluster)
+        for answer in await self._call(RequestCode.ORDER_SET, request):
             if isinstance(answer, HoldMQError):
                 raise answer
 

@@ -63,6 +63,7 @@ class Producer(RoutedClient):
         client_id: str = "",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
         send_timeout_s: float = SEND_TIMEOUT_S,
         reroute_s: float = REROUTE_S,
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
@@ -73,7 +74,7 @@ class Producer(RoutedClient):
             raise UsageError("compress_level is 1 to 9, compress_min_bytes 0 (never) or more")
         self.producer_id = new_producer_id()
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
-        super().__init__(registries, self.client_id, routes, security, reroute_s=reroute_s)
+        super().__init__(registries, self.client_id, routes, security, cluster, reroute_s=reroute_s)
         self.sender: Sender | None = None
         self._send_timeout_s = send_timeout_s
         self._outstanding_max_bytes = outstanding_max_bytes

@@ -88,6 +88,7 @@ class PullConsumer(RoutedConsumer):
         client_id: str = "",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
         tags: Collection[str] | None = None,
         tag_filter: str | None = None,
         read_replicas: ReadReplicas = "allow",
@@ -100,7 +101,7 @@ class PullConsumer(RoutedConsumer):
             raise UsageError(f"read_replicas: {error}") from error
         self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
         self._filter = TagFilter.of(tags, tag_filter)
-        super().__init__(registries, self.client_id, routes, security)
+        super().__init__(registries, self.client_id, routes, security, cluster)
         self._cursors: dict[TopicQueue, QueueCursor] = {}
         self._topics: set[str] = set()
         self._registered = RegisteredFilters(self.routes, self._filter_failed)

@@ -91,6 +91,7 @@ class Messages(AdminCalls):
         role: str = "console",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
         timeout_s: float | None = None,
         read_replicas: ReadReplicas = "allow",
     ) -> None:
@@ -100,7 +101,13 @@ class Messages(AdminCalls):
             raise UsageError(f"read_replicas: {error}") from error
         self._read_replicas = read_replicas
         super().__init__(
-            registries, client_id=client_id, role=role, routes=routes, security=security, timeout_s=timeout_s
+            registries,
+            client_id=client_id,
+            role=role,
+            routes=routes,
+            security=security,
+            cluster=cluster,
+            timeout_s=timeout_s,
         )
 
     async def get(self, message_id: MessageId | str) -> Message:

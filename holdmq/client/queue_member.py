@@ -73,6 +73,7 @@ class QueueMember(GroupConsumer):
         client_id: str,
         routes: RouteTable | None,
         security: Security | None,
+        cluster: str,
         buffer_max_bytes: int,
         buffer_max_messages: int,
         offsets_directory: str | Path,
@@ -91,7 +92,9 @@ class QueueMember(GroupConsumer):
         client_id = client_id or (routes.client_id if routes is not None else default_id)
         if routes is not None and routes.client_id != client_id:
             raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {client_id!r}")
-        super().__init__(registries, group, client_id, routes, security, start=start, concurrency=concurrency)
+        super().__init__(
+            registries, group, client_id, routes, security, cluster, start=start, concurrency=concurrency
+        )
         self._is_clustering = mode == CLUSTERING
         self._ordered = ordered
         self._report_s = report_s

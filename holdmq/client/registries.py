@@ -29,7 +29,10 @@ class RouteAnswer(NamedTuple):
 
 
 class Registries:
-    """The registries of one cluster; any of them will do."""
+    """Registries that know the same brokers; any of them will do.
+
+    `cluster`: routes are those of its brokers alone, "" = of all.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,9 @@ class Registries:
         client_id: str,
         software: str,
         security: Security | None = None,
+        cluster: str = "",
     ) -> None:
+        self.cluster = cluster
         self._addresses = list(dict.fromkeys(addresses))
         self._role = role
         self._client_id = client_id
@@ -72,7 +77,7 @@ class Registries:
         Pages are of one moment, or, if routes change all the time, those of a few: the version is that
         of the first page then, so that a request with it is answered at once. Raises as `call`.
         """
-        request = RouteGetRequest(topics, known_version, round(hold_s * 1000))
+        request = RouteGetRequest(topics, known_version, round(hold_s * 1000), cluster=self.cluster)
         for attempt in range(PAGED_TRIES_MAX):
             answer = await self._routes(request, hold_s)
             if answer.unchanged:
@@ -80,13 +85,15 @@ class Registries:
             version = answer.version
             found = rows(RouteRow, answer.routes)
             while answer.next_after:
-                answer = await self._routes(RouteGetRequest(topics, after=answer.next_after))
+                answer = await self._routes(
+                    RouteGetRequest(topics, after=answer.next_after, cluster=self.cluster)
+                )
                 if answer.version != version and attempt + 1 < PAGED_TRIES_MAX:
                     break
                 found += rows(RouteRow, answer.routes)
             else:
-                return RouteAnswer(found, rows(BrokerRow, answer.brokers), version)
-            request, hold_s = RouteGetRequest(topics), 0.0
+                return RouteAnswer(*of_cluster(self.cluster, found, rows(BrokerRow, answer.brokers)), version)
+            request, hold_s = RouteGetRequest(topics, cluster=self.cluster), 0.0
         raise AssertionError("the last try takes what it gets")
 
     async def _routes(self, request: RouteGetRequest, hold_s: float = 0.0) -> RouteGetResponse:
@@ -102,7 +109,7 @@ class Registries:
         """What each registry but the one that is kept says of the brokers; those that answer, in no order."""
         kept = None if self._current is None else self._current.address
         clients = [self._client(address) for address in self._addresses if address != kept]
-        request = RouteGetRequest([])
+        request = RouteGetRequest([], cluster=self.cluster)
         try:
             answers = await asyncio.gather(
                 *(c.call(RequestCode.ROUTE_GET, request, REGISTRY_TIMEOUT_S) for c in clients),
@@ -193,3 +200,17 @@ class Registries:
         )
         client.last_error = self._errors.get(address)
         return client
+
+
+def of_cluster(
+    cluster: str, routes: list[RouteRow], brokers: list[BrokerRow]
+) -> tuple[list[RouteRow], list[BrokerRow]]:
+    """Give what of an answer is of a cluster ("" = all of it): a registry of before clusters tells all.
+
+    Rows of an absent broker stay, as it does not say of which cluster that is: no key may move.
+    """
+    if not cluster:
+        return routes, brokers
+    others = {row.broker for row in brokers if row.cluster != cluster}
+    own = [row for row in brokers if row.cluster == cluster]
+    return [row for row in routes if row.broker not in others], own

@@ -22,8 +22,8 @@ import structlog
 
 import holdmq
 from holdmq.client.leads import FAILOVER_S, LEAD_DOUBTED_S, Leads
-from holdmq.client.names import check_topic
-from holdmq.client.registries import Registries
+from holdmq.client.names import check_cluster, check_topic
+from holdmq.client.registries import Registries, of_cluster
 from holdmq.client.replica_links import ReplicaLinks
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
@@ -36,6 +36,7 @@ from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
     BoundsChangedRequest,
     BrokerRow,
+    ClusterGetRequest,
     ClusterGetResponse,
     Empty,
     HelloResponse,
@@ -111,10 +112,11 @@ class RouteTable:
     """Routes and links. Make it and call `start` on a running loop; `close` it at the end.
 
     `registries` are host:port. `follow_all`: keep the routes of all topics, not only of those
-    that `topic`, `follow` or `ensure_topic` named. Callbacks (lists to append to; called on the
-    loop, must not raise): `on_routes(topics)` after routes of these topics changed, `on_brokers()`
-    after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`,
-    `on_bounds(link, hello)` after a broker changed what its HELLO said,
+    that `topic`, `follow` or `ensure_topic` named. `cluster`: no other brokers are known here than those of
+    this one, nor what they have, and topics are created on them alone; "" = brokers of all. Callbacks (lists
+    to append to; called on the loop, must not raise): `on_routes(topics)` after routes of these topics
+    changed, `on_brokers()` after brokers came, went or moved, `on_up(link, connection, hello)` and
+    `on_down(link, reason)`, `on_bounds(link, hello)` after a broker changed what its HELLO said,
     `on_push(link, request)` for what a broker sends by itself: the first that returns True has taken it,
     and the table answers it. `answers` are, by request code, who is asked by brokers and answers itself.
     """
@@ -129,10 +131,14 @@ class RouteTable:
         refresh_s: float = REFRESH_S,
         reroute_s: float = REROUTE_S,
         security: Security | None = None,
+        cluster: str = "",
     ) -> None:
         if isinstance(registries, str) or not registries:
             raise UsageError("registries must be a list of at least one host:port")
+        check_cluster(cluster)
         self.client_id = client_id
+        self.cluster_name = cluster
+        """The cluster whose brokers there are for this table; "" = those of all."""
         self.reroute_s = reroute_s
         self.version = -1
         """`version` of the last answer of a registry; -1 before the first."""
@@ -147,7 +153,7 @@ class RouteTable:
         self.answers: dict[int, Callable[[Request], None]] = {}
         self._role = role
         self._security = security
-        self._registries = Registries(registries, role, client_id, SOFTWARE, security)
+        self._registries = Registries(registries, role, client_id, SOFTWARE, security, cluster)
         self.replicas = ReplicaLinks(role, client_id, SOFTWARE, security)
         """Connections to replicas that leaders name, for reads alone."""
         self._follow_all = follow_all
@@ -212,6 +218,12 @@ class RouteTable:
     def brokers(self) -> dict[str, str]:
         """Names and addresses of the brokers that a registry called live last."""
         return dict(self._live)
+
+    @property
+    def no_broker(self) -> str:
+        """What is said where a broker is needed and none is known."""
+        which = f"no broker of cluster {self.cluster_name!r}" if self.cluster_name else "no broker"
+        return f"{which} is registered; start one, then try again"
 
     def rooms(self) -> dict[str, str]:
         """Machine rooms by broker, of those that said theirs; one with copies is where its leader is."""
@@ -293,7 +305,10 @@ class RouteTable:
 
     async def cluster(self) -> ClusterGetResponse:
         """What a registry knows of the cluster; TransportError if none answers."""
-        return (await self._registries.call(RequestCode.CLUSTER_GET, Empty())).header(ClusterGetResponse)
+        request = ClusterGetRequest(self.cluster_name)
+        answer = (await self._registries.call(RequestCode.CLUSTER_GET, request)).header(ClusterGetResponse)
+        _, brokers = of_cluster(self.cluster_name, [], rows(BrokerRow, answer.brokers))
+        return replace(answer, brokers=brokers)
 
     # Refreshing
 
@@ -461,7 +476,7 @@ class RouteTable:
             if now - since < self.patience_s(name):
                 continue
             link = self._links[name]
-            if link.is_up:
+            if link.is_up and self._is_ours(link):
                 # Only the registries lost it: it serves, and is asked about again at its end.
                 self._absent[name] = now
                 asyncio.get_running_loop().call_later(self.patience_s(name), self._forget_absent)
@@ -486,6 +501,11 @@ class RouteTable:
                     for topic, by_broker in self._rows.items()
                 }
             )
+
+    def _is_ours(self, link: Link) -> bool:
+        """Whether a broker that registries do not show is of the cluster, as it says itself."""
+        hello = link.client.hello
+        return not self.cluster_name or hello is None or hello.cluster == self.cluster_name
 
     def _set_rows(self, new: dict[str, dict[str, RouteRow]]) -> None:
         new = {topic: by_broker for topic, by_broker in new.items() if by_broker}
@@ -638,7 +658,7 @@ class RouteTable:
                 return names
             left_s = deadline - loop.time()
             if left_s <= 0:
-                raise TransportError("no broker is registered; start one, then try again")
+                raise TransportError(self.no_broker)
             with contextlib.suppress(HoldMQError):
                 await self.refresh(left_s)
             if not self._live:

@@ -88,6 +88,7 @@ class SharedConsumer(GroupConsumer):
         client_id: str = "",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
     ) -> None:
         if isinstance(topics, str):
             raise UsageError("topics must be a list of names, or names with filters")
@@ -100,7 +101,9 @@ class SharedConsumer(GroupConsumer):
         if isinstance(start, datetime):
             raise UsageError("a shared group begins latest or earliest, not at a time")
         client_id = client_id or f"shared-{secrets.token_hex(8)}"
-        super().__init__(registries, group, client_id, routes, security, start=start, concurrency=concurrency)
+        super().__init__(
+            registries, group, client_id, routes, security, cluster, start=start, concurrency=concurrency
+        )
         self.handled = self.failed = self.expired = 0
         self._subscriptions = [
             GroupSubscription(topic, TagFilter(text).text) for topic, text in named.items()

@@ -81,10 +81,11 @@ class Table(ClusterCalls):
         client_id: str = "",
         routes: RouteTable | None = None,
         security: Security | None = None,
+        cluster: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         check_topic(name)
-        super().__init__("table", registries, client_id, "client", routes, security, timeout_s)
+        super().__init__("table", registries, client_id, "client", routes, security, timeout_s, cluster)
         self.name = name
         self._id = secrets.token_hex(8)
         self._requests = 0

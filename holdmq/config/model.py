@@ -37,6 +37,7 @@ from holdmq.config.routes import RouteSettings, routes_fault
 from holdmq.config.section import AdminBind, AdminPort, Port, Section
 from holdmq.config.security import SecuritySection
 from holdmq.errors import ConfigError
+from holdmq.names.clusters import WANTED_PATTERN
 from holdmq.names.rooms import ROOM_PATTERN
 from holdmq.service.host_rule import host_name_of
 
@@ -52,7 +53,8 @@ class ClusterSection(Section):
     name: str = Field(
         "holdmq",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
-        description="Name of the cluster; brokers register under it. One installation needs only one.",
+        description="Name of the cluster; brokers register under it. One installation needs only one; "
+        "client.cluster chooses among several.",
     )
 
 
@@ -458,6 +460,12 @@ class ClientSection(Section):
     registries: list[str] = Field(
         [],
         description="host:port of every registry; empty = the address in [registry], right on one machine.",
+    )
+    cluster: str = Field(
+        "",
+        pattern=WANTED_PATTERN,
+        description="Only brokers of this cluster and their topics, where registries know several "
+        "(docs/cluster.md): for gateways, console, stats and commands; empty = those of all.",
     )
     access_key: str = Field("", description="Name of the access key to show; empty = none.")
     secret: SecretStr | None = Field(

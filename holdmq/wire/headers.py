@@ -546,13 +546,15 @@ class RouteGetRequest(Header):
     `known_version`: the version of an earlier answer for the same topics. While nothing that the answer would
     hold has changed since, the request is held up to `hold_ms` and then answered `unchanged`; a connection
     holds one such request, a newer one ends it. `after`: the page that follows this topic; see
-    RouteGetResponse.
+    RouteGetResponse. `cluster`: only brokers of this cluster and what they have, "" = those of all; a
+    registry that does not know it answers with all.
     """
 
     topics: list[str] | None = None
     known_version: int | None = None
     hold_ms: int = 0
     after: str = ""
+    cluster: str = ""
 
 
 @header
@@ -579,9 +581,13 @@ class OrderRow(NamedTuple):
 
 @header
 class OrderGetRequest(Header):
-    """Ordered topics as this registry keeps them: these, or all when None."""
+    """Ordered topics as this registry keeps them: these, or all when None.
+
+    `cluster`: only at its brokers and at those whose cluster is not known, "" = at all.
+    """
 
     topics: list[str] | None = None
+    cluster: str = ""
 
 
 @header
@@ -595,11 +601,20 @@ class OrderGetResponse(Header):
 class OrderSetRequest(Header):
     """Make a topic ordered at exactly these brokers (name → queues); {} = not ordered any more.
 
-    Answered when it is in the registry's file. A broker that is registered must have the topic.
+    Answered when it is in the registry's file. A broker that is registered must have the topic. `cluster`:
+    in place of what is known of its brokers, and leaves those of other clusters as they are; "" = of all.
     """
 
     topic: str
     queues: dict[str, int]
+    cluster: str = ""
+
+
+@header
+class ClusterGetRequest(Header):
+    """What a registry knows of brokers and topics. `cluster`: only of this one, "" = of all."""
+
+    cluster: str = ""
 
 
 @header

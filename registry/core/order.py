@@ -2,7 +2,9 @@
 
 What a registration says of an ordered topic is learnt, so that the queues of a broker stay in the topic's
 routes while it is away; ORDER_SET says it outright. A broker that registers without a topic, or with the
-topic's `order` taken back, leaves that topic. Pure: `registry.order_file` keeps it.
+topic's `order` taken back, leaves that topic. The cluster of each broker is kept as well: who asks for one
+is told of its absent brokers alone, and of those whose cluster nobody said. Pure: `registry.order_file` keeps
+it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class OrderTable:
         self.refused = 0
         self._rows_max = rows_max
         self._topics: Orders = {}
+        self._clusters: dict[str, str] = {}
+        """Of brokers that have rows; a file of before clusters says none."""
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -37,21 +41,41 @@ class OrderTable:
     def __contains__(self, topic: str) -> bool:
         return topic in self._topics
 
-    def get(self, topic: str) -> Mapping[str, int]:
-        """Brokers and queues of an ordered topic; empty for others."""
-        return self._topics.get(topic, {})
+    def get(self, topic: str, cluster: str = "") -> Mapping[str, int]:
+        """Brokers and queues of an ordered topic; empty for others.
+
+        `cluster`: without the brokers that are known to be of others, "" = all.
+        """
+        found = self._topics.get(topic, {})
+        if not cluster:
+            return found
+        return {broker: queues for broker, queues in found.items() if self._is_in(broker, cluster)}
 
     def topics(self) -> list[str]:
         """Names of all ordered topics, sorted."""
         return sorted(self._topics)
 
-    def listed(self, topics: list[str] | None = None) -> list[OrderRow]:
-        """The rows of these topics, or of all but system topics; what is not ordered is left out."""
+    def listed(self, topics: list[str] | None = None, cluster: str = "") -> list[OrderRow]:
+        """The rows of these topics, or of all but system topics; what is not ordered is left out.
+
+        `cluster` as for `get`.
+        """
         if topics is None:
             names = [topic for topic in self.topics() if not is_system_topic(topic)]
         else:
             names = sorted({str(t) for t in topics} & self._topics.keys())
-        return [OrderRow(name, dict(self._topics[name])) for name in names]
+        found = ((name, dict(self.get(name, cluster))) for name in names)
+        return [OrderRow(name, queues) for name, queues in found if queues]
+
+    def place(self, broker: str, cluster: str) -> frozenset[str]:
+        """A broker is of this cluster: return the topics that it is told for otherwise now."""
+        topics = {topic for topic, brokers in self._topics.items() if broker in brokers}
+        if not topics:
+            self._clusters.pop(broker, None)
+        elif self._clusters.get(broker, "") != cluster:
+            self._clusters[broker] = cluster
+            return self._told(topics)
+        return frozenset()
 
     def learn(
         self, broker: str, before: Mapping[str, RouteRow], routes: Mapping[str, RouteRow]
@@ -69,15 +93,24 @@ class OrderTable:
             changed.add(topic)
         return self._told(changed)
 
-    def replace(self, topic: str, queues: Mapping[Any, Any]) -> frozenset[str]:
+    def replace(self, topic: str, queues: Mapping[Any, Any], cluster: str = "") -> frozenset[str]:
         """Set a topic's brokers, {} to forget it; return it if that changed anything.
 
+        `cluster`: they are of this one, and brokers that are known to be of others stay; "" = all are set.
         Raises RemoteError (TOPIC_INVALID, also for a system topic; LIMIT_EXCEEDED).
         """
         fault = topic_fault(topic)
         if fault is not None:
             raise RemoteError(Code.TOPIC_INVALID, fault)
-        return self._replace(topic, queues)
+        before = self._topics.get(topic, {})
+        staying = {name: count for name, count in before.items() if not self._is_in(name, cluster)}
+        changed = self._replace(topic, {**(staying if cluster else {}), **queues})
+        if cluster:
+            for broker in queues:
+                changed |= self.place(broker, cluster)
+        for broker in before.keys() - queues.keys():
+            self._forget_unused(broker)
+        return changed
 
     def _replace(self, topic: str, queues: Mapping[Any, Any]) -> frozenset[str]:
         for broker, count in queues.items():
@@ -102,7 +135,10 @@ class OrderTable:
 
     def content(self) -> dict[str, Any]:
         """What the file keeps."""
-        return {"orderTopics": {topic: dict(queues) for topic, queues in self._topics.items()}}
+        return {
+            "orderTopics": {topic: dict(queues) for topic, queues in self._topics.items()},
+            "clusters": dict(self._clusters),
+        }
 
     def load(self, content: Mapping[str, Any], version: int) -> str:
         """Take a file's content; return what is wrong with it, "" = nothing."""
@@ -119,6 +155,10 @@ class OrderTable:
                 self._replace(topic, queues)
             except RemoteError as error:
                 return f"topic {topic!r}: {error.remark}"
+        clusters = content.get("clusters", {})
+        if not isinstance(clusters, dict) or not all(isinstance(name, str) for name in clusters.values()):
+            return "clusters: not a cluster's name for each broker"
+        self._clusters = {str(broker): name for broker, name in clusters.items()}
         self.version = version
         return ""
 
@@ -147,6 +187,13 @@ class OrderTable:
         if not known:
             del self._topics[topic]
         return True
+
+    def _is_in(self, broker: str, cluster: str) -> bool:
+        return self._clusters.get(broker, "") in ("", cluster)
+
+    def _forget_unused(self, broker: str) -> None:
+        if not any(broker in brokers for brokers in self._topics.values()):
+            self._clusters.pop(broker, None)
 
     def _told(self, changed: set[str]) -> frozenset[str]:
         if changed:

@@ -11,6 +11,7 @@ brokerLiveTable     broker name, broker id                     last seen, connec
 
 Beside them `order` keeps what ordered topics are spread over: brokers of it that are absent have
 rows in the routes (queues to write, none to read), so that no key moves while they are away.
+Who asks for one cluster is answered as if there were no other.
 
 A broker is in all of them or in none: it enters by `register` and leaves by `unregister`, by
 the end of the connection that it registered over, or by silence (`expire`). A name whose epoch is
@@ -176,6 +177,7 @@ class RegistryTables:
             self._rebuild(row.broker, is_new_place)
             if row.broker_id == min(known.addresses):
                 self._note(self.order.learn(row.broker, spoken, routes))
+                self._note(self.order.place(row.broker, row.cluster))
         return next((live.address for live in replaced if live.address != row.address), None)
 
     def unregister(self, broker: str, broker_id: int, epoch: int = 0) -> bool:
@@ -226,17 +228,24 @@ class RegistryTables:
 
     # Questions
 
-    def set_order(self, row: OrderRow) -> bool:
+    def set_order(self, row: OrderRow, cluster: str = "") -> bool:
         """Make a topic ordered at these brokers, or not any more; whether that changed anything.
 
-        Raises RemoteError: TOPIC_UNKNOWN for a registered broker without the topic, else as
-        `OrderTable.replace`.
+        `cluster`: at those of this one alone. Raises RemoteError: TOPIC_UNKNOWN for a registered broker
+        without the topic, NOT_PERMITTED for one of another cluster, else as `OrderTable.replace`.
         """
         for broker in row.queues:
             known = self._broker_addresses.get(broker)
             if known is not None and row.topic not in known.routes:
                 raise RemoteError(Code.TOPIC_UNKNOWN, f"broker {broker!r} has no topic {row.topic!r}")
-        changed = self.order.replace(row.topic, row.queues)
+            if known is not None and cluster not in ("", known.cluster):
+                raise RemoteError(
+                    Code.NOT_PERMITTED, f"broker {broker!r} is of cluster {known.cluster!r}, not {cluster!r}"
+                )
+        changed = self.order.replace(row.topic, row.queues, cluster)
+        for broker in row.queues:
+            if broker in self._broker_addresses:
+                changed |= self.order.place(broker, self._broker_addresses[broker].cluster)
         self._note(changed)
         return bool(changed)
 
@@ -252,12 +261,13 @@ class RegistryTables:
         after: str = "",
         max_bytes: int = PAGE_MAX_BYTES,
         sees: Callable[[str], bool] | None = None,
+        cluster: str = "",
     ) -> tuple[list[RouteRow], str]:
         """Routes of these topics (None = all) by name, from the one that follows `after` on.
 
         Unknown topics have no rows. The rows take about `max_bytes` at most, but always those of one topic;
         second is the last topic of the page if more follow, else "". `sees`: who asks knows
-        no others; None = all.
+        no others; None = all. `cluster`: only at brokers of this one; "" = at all.
         """
         names = self._names() if topics is None else sorted(set(topics))
         if sees is not None:
@@ -266,7 +276,7 @@ class RegistryTables:
         size_bytes = 0
         last = after
         for index in range(bisect_right(names, after), len(names)):
-            rows = self._rows_of(names[index])
+            rows = self._rows_of(names[index], cluster)
             size_bytes += sum(len(row.topic) + len(row.broker) + ROW_OVERHEAD_BYTES for row in rows)
             if rows and found and size_bytes > max_bytes:
                 return found, last
@@ -274,17 +284,20 @@ class RegistryTables:
             last = names[index]
         return found, ""
 
-    def brokers(self) -> list[BrokerRow]:
-        """All live brokers, by name and id."""
+    def brokers(self, cluster: str = "") -> list[BrokerRow]:
+        """All live brokers, or those of a cluster, by name and id."""
         return [
             BrokerRow(live.cluster, key.broker, key.broker_id, live.address, live.epoch, live.room)
             for key, live in sorted(self._live.items())
+            if cluster in ("", live.cluster)
         ]
 
-    def silent_ms(self, now: float) -> dict[str, int]:
-        """Per broker name the milliseconds since any of its ids registered."""
+    def silent_ms(self, now: float, cluster: str = "") -> dict[str, int]:
+        """Per broker name, of all or of a cluster, the milliseconds since any of its ids registered."""
         silent: dict[str, int] = {}
         for key, live in self._live.items():
+            if cluster not in ("", live.cluster):
+                continue
             passed = max(0, int((now - live.last_seen) * 1000))
             silent[key.broker] = min(passed, silent.get(key.broker, passed))
         return silent
@@ -297,9 +310,12 @@ class RegistryTables:
         """How many brokers a cluster has by name; replicas of one count once."""
         return len(self._cluster_brokers.get(cluster, ()))
 
-    def topics(self) -> list[str]:
-        """Names of all topics, sorted."""
-        return sorted(self._topic_queues)
+    def topics(self, cluster: str = "") -> list[str]:
+        """Names of all topics, or of those that a cluster's brokers have, sorted."""
+        if not cluster:
+            return sorted(self._topic_queues)
+        names = self._cluster_brokers.get(cluster, set())
+        return sorted(topic for topic, rows in self._topic_queues.items() if not names.isdisjoint(rows))
 
     def size(self) -> int:
         """Entries of all tables and their indexes together: 0 when nobody is registered."""
@@ -337,15 +353,18 @@ class RegistryTables:
             self._sorted = sorted(self._topic_queues.keys() | set(self.order.topics()))
         return self._sorted
 
-    def _rows_of(self, topic: str) -> list[RouteRow]:
-        live = self._topic_queues.get(topic, {})
-        if topic not in self.order:
-            return list(live.values())
-        rows = [row if row.order else row._replace(order=True) for row in live.values()]
+    def _rows_of(self, topic: str, cluster: str) -> list[RouteRow]:
+        rows = list(self._topic_queues.get(topic, {}).values())
+        if cluster:
+            rows = [row for row in rows if self._broker_addresses[row.broker].cluster == cluster]
+        ordered = self.order.get(topic, cluster)
+        if not ordered:
+            return rows
+        rows = [row if row.order else row._replace(order=True) for row in rows]
         like = rows[0] if rows else RouteRow(topic, "", 0, 0, _PERM, "log", 1, True)
         return rows + [
             like._replace(broker=broker, read_queues=0, write_queues=queues)
-            for broker, queues in self.order.get(topic).items()
+            for broker, queues in ordered.items()
             if broker not in self._broker_addresses
         ]
 

@@ -66,7 +66,9 @@ async def sample_backlogs(config: Config, sink: Sink, *, is_once: bool = False) 
     async def write(rows: pa.Table) -> None:
         await asyncio.to_thread(write_sample, sink, rows)
 
-    async with Admin(config.registries(), role=ROLE, security=Security.of(config)) as admin:
+    async with Admin(
+        config.registries(), role=ROLE, security=Security.of(config), cluster=config.client.cluster
+    ) as admin:
         sampler = BacklogSampler(admin, write, interval_s)
         if is_once:
             await sampler.sample(dt.datetime.now(dt.UTC))

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 import structlog
 
 from holdmq.client.leads import FAILOVER_S, LEAD_DOUBTED_S, Leads
+from holdmq.client.registries import of_cluster
 from holdmq.client.replica_links import ReplicaLinks
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import TopicQueue
@@ -75,10 +76,16 @@ class Positions(NamedTuple):
 
 
 class ClusterLink:
-    """Connections of this process to the registries and brokers of one cluster; used from any thread."""
+    """Connections of this process to registries and brokers; used from any thread.
 
-    def __init__(self, registries: Sequence[str], security: Security | None = None) -> None:
+    `cluster`: the brokers are those of this one alone, "" = of all that the registries know.
+    """
+
+    def __init__(
+        self, registries: Sequence[str], security: Security | None = None, cluster: str = ""
+    ) -> None:
         self._security = security
+        self._cluster = cluster
         self._registries = list(registries)
         self._registry_clients: dict[str, Client] = {}
         self._brokers: dict[str, Client] = {}
@@ -230,7 +237,8 @@ class ClusterLink:
         client = self._registry(registry)
         try:
             await client.connected(LOST_TIMEOUT_S)
-            reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest([]), ASK_TIMEOUT_S)
+            asked = RouteGetRequest([], cluster=self._cluster)
+            reply = await client.call(RequestCode.ROUTE_GET, asked, ASK_TIMEOUT_S)
         except HoldMQError:
             return  # another one may answer; that none does is said by `_refresh_routes`
         for name, row in self._leads.newer(rows(BrokerRow, reply.header(RouteGetResponse).brokers)).items():
@@ -277,13 +285,14 @@ class ClusterLink:
         found: list[RouteRow] = []
         after = ""
         while True:
-            request = RouteGetRequest(after=after)
+            request = RouteGetRequest(after=after, cluster=self._cluster)
             reply = await self._registry(registry).call(RequestCode.ROUTE_GET, request, ASK_TIMEOUT_S)
             answer = reply.header(RouteGetResponse)
             found += rows(RouteRow, answer.routes)
             after = answer.next_after
             if not after:
-                return rows(BrokerRow, answer.brokers), found
+                found, brokers = of_cluster(self._cluster, found, rows(BrokerRow, answer.brokers))
+                return brokers, found
 
     def _learn(self, brokers: list[BrokerRow], routes: list[RouteRow]) -> None:
         # What a registry does not list (it may have started a moment ago) stays as it was: the broker
@@ -369,7 +378,7 @@ def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoR
     raise structlog.DropEvent
 
 
-def _connect(key: tuple[tuple[str, ...], Security | None]) -> ClusterLink:
+def _connect(key: tuple[tuple[str, ...], Security | None, str]) -> ClusterLink:
     if not structlog.is_configured():
         structlog.configure(processors=[_set_up_logging])
     return ClusterLink(*key)
@@ -378,9 +387,9 @@ def _connect(key: tuple[tuple[str, ...], Security | None]) -> ClusterLink:
 _links: Final = Kept(_connect)
 
 
-def link_to(registries: Sequence[str], security: Security | None = None) -> ClusterLink:
+def link_to(registries: Sequence[str], security: Security | None = None, cluster: str = "") -> ClusterLink:
     """Return this process's Link to a cluster, made on first use and kept; never pickled, never forked."""
-    return _links.get((tuple(registries), security))
+    return _links.get((tuple(registries), security, cluster))
 
 
 def close_links() -> None:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import ConfigError, UsageError
+from holdmq.names.clusters import cluster_fault
 from holdmq.names.topics import topic_fault
 from holdmq.rpc.security import Security
 from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
@@ -49,6 +50,7 @@ class Options(NamedTuple):
     read_timeout_s: float
     security: Security | None
     read_replicas: ReplicaReads = ReplicaReads.ALLOW
+    cluster: str = ""
 
     def is_wanted(self, topic: str) -> bool:
         """Return whether `topic` is read: it matches a name or pattern and is no system topic."""
@@ -64,6 +66,7 @@ class WriteOptions(NamedTuple):
     topic: str
     send_timeout_s: float
     security: Security | None
+    cluster: str = ""
 
 
 class _Option(NamedTuple):
@@ -86,6 +89,14 @@ def _addresses(value: str) -> tuple[str, ...]:
         if not host or not port.isdigit():
             raise ValueError(f"{address!r} is no host:port")
     return found
+
+
+def _cluster(value: str) -> str:
+    cluster = value.strip()
+    fault = cluster_fault(cluster)
+    if fault is not None:
+        raise ValueError(f"is no cluster: {fault}")
+    return cluster
 
 
 def _topics(value: str) -> tuple[str, ...]:
@@ -179,6 +190,9 @@ def _text(value: str) -> str:
 
 _READ: Final[dict[str, _Option]] = {
     "registry": _Option("127.0.0.1:9876", _addresses, "host:port of registries, separated by commas"),
+    "cluster": _Option(
+        "", _cluster, "only brokers of this cluster, where registries know several; empty = those of all"
+    ),
     "topics": _Option("*", _topics, "topics, names or patterns (* ? [a-z]), separated by commas"),
     "tags": _Option("*", _tags, "exact tags, separated by commas; * = every message"),
     "starting_offsets": _Option(
@@ -224,6 +238,7 @@ OPTIONS: Final = {**_READ, **SECURITY}
 
 WRITE_OPTIONS: Final[dict[str, _Option]] = {
     "registry": OPTIONS["registry"],
+    "cluster": OPTIONS["cluster"],
     "topic": _Option("", _topic, "the topic of rows without one of their own"),
     "send_timeout_ms": _Option(
         str(SEND_TIMEOUT_DEFAULT_MS), _count, "how long a message may take, all retries included"
@@ -261,6 +276,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         read_timeout_s=values["read_timeout_ms"] / 1000,
         security=_security(values),
         read_replicas=values["read_replicas"],
+        cluster=values["cluster"],
     )
 
 
@@ -272,6 +288,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         topic=values["topic"],
         send_timeout_s=values["send_timeout_ms"] / 1000,
         security=_security(values),
+        cluster=values["cluster"],
     )
 
 

@@ -51,7 +51,9 @@ class _Producing:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Store every row; returns when the log has them. Raises BatchError, UsageError, TransportError."""
         options = self._options
-        producer = _producers.get(_Cluster(options.registries, options.send_timeout_s, options.security))
+        producer = _producers.get(
+            _Cluster(options.registries, options.send_timeout_s, options.security, options.cluster)
+        )
         messages = 0
         for batch in iterator:
             for begin in range(0, batch.num_rows, MESSAGES_PER_SEND):
@@ -136,10 +138,16 @@ class _Cluster(NamedTuple):
     registries: tuple[str, ...]
     send_timeout_s: float
     security: Security | None
+    name: str
 
 
 def _connect(cluster: _Cluster) -> SyncProducer:
-    return SyncProducer(cluster.registries, send_timeout_s=cluster.send_timeout_s, security=cluster.security)
+    return SyncProducer(
+        cluster.registries,
+        send_timeout_s=cluster.send_timeout_s,
+        security=cluster.security,
+        cluster=cluster.name,
+    )
 
 
 _producers: Final = Kept(_connect)

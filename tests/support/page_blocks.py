@@ -31,6 +31,7 @@ _SECURITY = "integration/test_security.py::test_the_commands_and_the_configurati
 _SERVICES = "integration/test_guides_of_services.py::"
 _LOADTEST = f"{_SERVICES}test_the_load_test_s_commands_run"
 _SPARK = "integration/test_guides_of_spark.py::test_an_example_gives_what_the_page_says"
+_CLUSTERS = "integration/test_clusters.py::test_the_session_of_the_page_goes_as_it_shows"
 _CLUSTER = "support/spark_cluster.py::_lines"
 _CONTROL = "integration/test_gateway_control.py::test_what_the_page_shows_runs"
 _DEVICES = "integration/test_guides_of_devices.py::test_the_commands_of_the_pages_run"
@@ -54,7 +55,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         ("json", "docs/test_blocks.py::test_the_alarm_of_alarms_md_has_the_members_of_a_notice"),
     ],
     "docs/clients.md": [("text", COMMANDS), ("text", _DEVICES)],
-    "docs/cluster.md": [("sh", COMMANDS)],
+    "docs/cluster.md": [("sh", COMMANDS), ("console", _CLUSTERS), ("toml", CONFIGURATION)],
     "docs/concepts.md": [("text", DRAWING)],
     "docs/console.md": [
         ("sql", QUERY),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from holdmq.client import registries as module
-from holdmq.client.registries import Registries
+from holdmq.client.registries import Registries, of_cluster
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import Empty
+from holdmq.wire.headers import BrokerRow, Empty, RouteRow
 
 
 async def test_a_call_that_is_cancelled_while_it_closes_what_it_tried_leaves_no_connection(
@@ -40,3 +40,12 @@ async def test_a_call_that_is_cancelled_while_it_closes_what_it_tried_leaves_no_
     await asyncio.gather(*calls, return_exceptions=True)
     await asked.close()
     assert [client.connection for client in made] == [None, None]
+
+
+def test_an_answer_of_all_clusters_is_cut_to_the_one_that_is_wanted() -> None:
+    """As a registry gives it that does not know the word."""
+    brokers = [BrokerRow("plant", "a", 0, "h:1"), BrokerRow("office", "b", 0, "h:2")]
+    routes = [RouteRow("t", name, 4, 4, 6, "log", 1) for name in ("a", "b", "absent")]
+    assert of_cluster("", routes, brokers) == (routes, brokers)
+    assert of_cluster("plant", routes, brokers) == ([routes[0], routes[2]], [brokers[0]])
+    assert of_cluster("none", routes, brokers) == ([routes[2]], [])

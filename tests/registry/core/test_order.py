@@ -59,3 +59,47 @@ def test_what_cannot_be_is_refused(topic: str, queues: dict[str, int], code: int
 @pytest.mark.parametrize("content", [{}, {"orderTopics": {"t": 1}}, {"orderTopics": {"t": {"a": -1}}}])
 def test_a_file_of_another_shape_is_told(content: dict[str, object]) -> None:
     assert OrderTable().load(content, 1)
+
+
+def test_who_asks_for_a_cluster_is_told_of_its_brokers_and_of_those_that_are_not_known() -> None:
+    table = OrderTable()
+    table.learn("a", {}, rows("t", "u"))
+    table.learn("b", {}, rows("t", queues=2))
+    table.learn("unplaced", {}, rows("t", queues=1))
+    assert table.place("a", "plant") == {"t", "u"}
+    assert table.place("a", "plant") == frozenset()
+    assert table.place("b", "office") == {"t"}
+    assert table.place("nobody", "office") == frozenset()
+    version = table.version
+    again = OrderTable()
+    assert again.load(table.content(), version) == ""
+    for one in (table, again):
+        assert one.get("t", "plant") == {"a": 4, "unplaced": 1}
+        assert one.get("t", "office") == {"b": 2, "unplaced": 1}
+        assert one.get("t") == {"a": 4, "b": 2, "unplaced": 1}
+        assert one.listed(cluster="office") == [OrderRow("t", {"b": 2, "unplaced": 1})]
+        assert one.content()["clusters"] == {"a": "plant", "b": "office"}
+    table.learn("b", rows("t"), {})
+    table.place("b", "office")
+    assert table.content()["clusters"] == {"a": "plant"}
+
+
+def test_an_order_for_a_cluster_leaves_the_others_alone() -> None:
+    table = OrderTable()
+    table.replace("t", {"a": 4})
+    table.place("a", "plant")
+    assert table.replace("t", {"b": 2}, "office") == {"t"}
+    assert table.replace("t", {"b": 2}, "office") == frozenset()
+    assert table.get("t") == {"a": 4, "b": 2}
+    assert table.replace("t", {"c": 1}, "office") == {"t"}
+    assert (table.get("t"), table.rows) == ({"a": 4, "c": 1}, 2)
+    assert table.content()["clusters"] == {"a": "plant", "c": "office"}
+    assert table.replace("t", {}, "office") == {"t"}
+    assert table.get("t") == {"a": 4}
+    assert table.replace("t", {}) == {"t"}
+    assert table.content() == {"orderTopics": {}, "clusters": {}}
+
+
+def test_clusters_of_another_shape_are_told() -> None:
+    for clusters in ({"a": 1}, ["a"]):
+        assert "clusters" in OrderTable().load({"orderTopics": {"t": {"a": 4}}, "clusters": clusters}, 1)

@@ -397,3 +397,60 @@ def test_any_sequence_of_changes_leaves_the_tables_consistent() -> None:
         for broker_id in range(2):
             tables.unregister(name, broker_id)
     assert tables.size() == 0
+
+
+def two_clusters() -> RegistryTables:
+    """Broker a and c of plant, b of office; the topic t is at all of them, ordered at c and b."""
+    tables = RegistryTables()
+    tables.register(broker("a", cluster="plant"), [topic("t"), topic("p")], "a", 0.0)
+    tables.register(broker("b", cluster="office"), [ordered("t", 2), topic("o")], "b", 1.0)
+    tables.register(broker("c", cluster="plant"), [ordered("t", 3)], "c", 0.0)
+    return tables
+
+
+def test_who_asks_for_a_cluster_is_answered_as_if_there_were_no_other() -> None:
+    tables = two_clusters()
+    for name, brokers, topics in (
+        ("plant", "ac", "pt"),
+        ("office", "b", "ot"),
+        ("", "abc", "opt"),
+        ("x", "", ""),
+    ):
+        assert [row.broker for row in tables.brokers(name)] == list(brokers)
+        assert sorted(tables.silent_ms(2.0, name)) == list(brokers)
+        assert tables.topics(name) == list(topics)
+        routes, _ = tables.routes(cluster=name)
+        assert {row.broker for row in routes} == set(brokers)
+        assert {row.topic for row in routes} == set(topics)
+    pages, after = tables.routes(max_bytes=1, cluster="office")
+    assert ([row.topic for row in pages], after) == (["o"], "p")
+    assert tables.routes(after=after, cluster="office") == ([route("t", "b", 2)._replace(order=True)], "")
+
+
+def test_queues_of_an_absent_broker_are_told_to_its_cluster_alone() -> None:
+    tables = two_clusters()
+    tables.connection_closed("c")
+    assert absent("t", "c", 3) in tables.routes(cluster="plant")[0]
+    assert absent("t", "c", 3) in tables.routes()[0]
+    assert tables.routes(["t"], cluster="office")[0] == [route("t", "b", 2)._replace(order=True)]
+    tables.connection_closed("b")
+    assert tables.routes(cluster="office")[0] == [absent("t", "b", 2)]
+    # It comes back in another cluster, where its queues are from then on.
+    tables.register(broker("c", cluster="office"), [ordered("t", 3)], "c", 2.0)
+    tables.connection_closed("c")
+    assert tables.routes(["t"], cluster="plant")[0] == [route("t", "a")]
+    assert {row.broker for row in tables.routes(["t"], cluster="office")[0]} == {"b", "c"}
+
+
+def test_a_topic_that_is_made_ordered_in_one_cluster_is_not_in_another() -> None:
+    tables = RegistryTables()
+    for name, cluster in (("a", "plant"), ("b", "office")):
+        tables.register(broker(name, cluster=cluster), [topic("t")], name, 0.0)
+    assert tables.set_order(OrderRow("t", {"a": 4, "gone": 4}), "plant")
+    assert [row.order for row in tables.routes(cluster="plant")[0]] == [True, True]
+    assert tables.routes(cluster="office")[0] == [route("t", "b")]
+    with pytest.raises(HoldMQError, match="'b' is of cluster 'office', not 'plant'"):
+        tables.set_order(OrderRow("t", {"b": 4}), "plant")
+    # Without a cluster all brokers are set, and those that are registered are of theirs.
+    assert tables.set_order(OrderRow("t", {"b": 4}))
+    assert tables.order.get("t", "plant") == {}

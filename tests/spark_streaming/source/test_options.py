@@ -7,7 +7,7 @@ import pytest
 from holdmq.errors import ConfigError
 from holdmq.rpc.security import Security
 from spark_streaming.source.columns import COLUMNS
-from spark_streaming.source.options import OPTIONS, parse_options
+from spark_streaming.source.options import OPTIONS, parse_options, parse_write_options
 
 
 def test_the_defaults_read_every_topic_of_this_machine_from_its_first_record() -> None:
@@ -83,7 +83,7 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_option(name: str, value: st
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown option 'topic'; there are registry, topics"):
+    with pytest.raises(ConfigError, match="unknown option 'topic'; there are registry, cluster, topics"):
         parse_options({"topic": "devices"})
 
 
@@ -107,3 +107,11 @@ def test_credentials_and_tls_are_options_but_no_secret_is(monkeypatch: pytest.Mo
     monkeypatch.delenv("HOLDMQ_CLIENT__SECRET")
     with pytest.raises(ConfigError, match=r"client\.secret or client\.secret_file is not set"):
         parse_options({"access_key": "stats"})
+
+
+def test_a_cluster_is_a_name_and_by_default_all_of_them() -> None:
+    assert (parse_options({}).cluster, parse_write_options({}).cluster) == ("", "")
+    for parse in (parse_options, parse_write_options):
+        assert parse({"cluster": " plant "}).cluster == "plant"
+        with pytest.raises(ConfigError, match="option cluster = 'a b' is no cluster: cluster name"):
+            parse({"cluster": "a b"})
