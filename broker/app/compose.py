@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,7 +31,10 @@ from broker.gateways.requests import GatewayRequests
 from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
+from broker.joining.book import SpreadBook
 from broker.joining.keeping import Keeping
+from broker.joining.spread_tables import GROUPS, TOPICS, SpreadGroups, SpreadTopics
+from broker.joining.spreading import Spreading
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics, TrafficSource
@@ -39,6 +43,7 @@ from broker.produce.bounds import MessageBounds
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
 from broker.quotas.requests import Quotas
+from broker.quotas.spread import QUOTAS, SpreadQuotas
 from broker.readers.readers import TopicReaders
 from broker.reading.column_pulls import ColumnPulls
 from broker.reading.core.far_reads import NextReads
@@ -57,13 +62,14 @@ from broker.shared_groups.requests import SharedMode
 from broker.shared_groups.state import SharedRows
 from broker.state.state_file import StateFile
 from broker.tables.requests import TableRequests
-from broker.topics.core.table import Topic
+from broker.topics.core.table import KIND_LOG, NOT_DELETING, Topic
 from broker.topics.first_groups import FirstGroups
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection
 from holdmq.errors import HoldMQError
 from holdmq.files.disk import Disk
+from holdmq.names.topics import is_system_topic
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.config_reload import Reload
@@ -240,6 +246,18 @@ class Broker:
             state_file("joining.json"),
         )
 
+        self._spread_groups = SpreadGroups(self.groups)
+        self.book = SpreadBook(
+            {
+                GROUPS: self._spread_groups,
+                QUOTAS: SpreadQuotas(self.quotas),
+                TOPICS: SpreadTopics(topics, store),
+            },
+            state_file("spread.json"),
+            clock_ms,
+        )
+        self.spreading = Spreading(self.book, self._spread_groups.settle)
+
         self.backlogs = Backlogs(store, self.groups, self.shared)
         self.statistics_calls = StatisticsRequests(self.statistics, self.backlogs, table, busy_segments)
         self.registry_sight = RegistrySight()
@@ -278,7 +296,7 @@ class Broker:
             Queries(store, table, readers, next_reads), readers, self.sessions, self.retained, self.groups,
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
             GatewayRequests(connections), FirstGroups(topics, self._progress), self.bans, self.quotas,
-            self.keeping,
+            self.keeping, self.book, self.spreading,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}
@@ -315,6 +333,10 @@ class Broker:
         groups.handed_over.subscribe(self.shared.group_deleted)
         groups.offsets.reset_done.subscribe(self.dead_letters.forget)
         groups.offsets.reset_done.subscribe(self.shared.offsets_reset)
+        topics.topic_changed.subscribe(partial(_note_topic, self.book))
+        groups.settings.created.subscribe(lambda name: self.book.row_changed(GROUPS, name, True))
+        groups.deleted.subscribe(lambda name: self.book.row_changed(GROUPS, name, False))
+        self.quotas.row_changed.subscribe(partial(self.book.row_changed, QUOTAS))
         self.copies.letters_written.subscribe(self.alarms.dead_letters)
         self.store.subscribe(self._confirmed)
         self.store.retention.keep_for(self._needs)
@@ -332,10 +354,14 @@ class Broker:
         self.dead_letters.load(self._dead_letters_file, accept_backup)
         self.producers.load()
         self.keeping.load(accept_backup)
+        self.book.load(accept_backup)
 
     def start(self) -> None:
         """Begin what happens by itself: deletions go on, files are saved, deadlines run."""
         self.topics.start(self.store, self._progress, self.quotas)
+        self._spread_groups.begin()
+        for topic in self.topics.table.leaving():
+            _note_topic(self.book, replace(topic, deleting_to=NOT_DELETING), None)
         self.producers.start()
         self.moves.start()
         self.statistics_calls.start()
@@ -377,6 +403,7 @@ class Broker:
         self.dead_letters.close()
         self.alarms.close()
         self.keeping.close()
+        self.book.close()
 
     def numbers(self) -> dict[str, int | float]:
         """The broker's gauges and counters by metric name (without `holdmq_broker_`)."""
@@ -425,6 +452,16 @@ def _source_of(hello_of: HelloOf, connection: Connection) -> TrafficSource:
 def _forget_readers(readers: TopicReaders, before: Topic | None, after: Topic | None) -> None:
     if before is not None and after is None:
         readers.topic_gone(before.name)
+
+
+def _note_topic(book: SpreadBook, before: Topic | None, after: Topic | None) -> None:
+    """Let others know of a topic that was deleted, once, or is there again."""
+    if (before is None) == (after is None):
+        return
+    topic = before or after
+    assert topic is not None
+    if topic.kind == KIND_LOG and not (topic.is_leaving or is_system_topic(topic.name)):
+        book.row_changed(TOPICS, topic.name, after is not None)
 
 
 def _drop_retries(topics: TopicRequests, group: str, done: Callable[[HoldMQError | None], None]) -> None:

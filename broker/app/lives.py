@@ -232,9 +232,8 @@ class Lives:
         address = settings.advertise or f"{life.advertised_host or settings.bind}:{broker.rpc.port}"
         table = broker.topics.table
         security = Security.of(config)
-        joining = Joining(
-            ClusterInquiry(config.registries(), config.cluster.name, settings.name, security), broker.keeping
-        )
+        cluster = ClusterInquiry(config.registries(), config.cluster.name, settings.name, security)
+        joining = Joining(cluster, broker.keeping)
         registration = Registration(
             config.registries(),
             settings.name,
@@ -281,6 +280,7 @@ class Lives:
                 ),
                 name="joining",
             ),
+            loop.create_task(broker.spreading.run(registration, cluster), name="spreading"),
         ]
         end = loop.create_task(life.ending.wait(), name="ending")
         await asyncio.wait((end, lost), return_when=asyncio.FIRST_COMPLETED)

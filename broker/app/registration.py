@@ -52,11 +52,13 @@ class Registration:
         """`sight` is told whether registries answer."""
         self._name = name
         self._sight = RegistrySight() if sight is None else sight
-        self._others: dict[str, str] = {}
+        self.brokers: list[BrokerRow] = []
+        """All live brokers, as a registry said last."""
+        self.was_registered = asyncio.Event()
+        self.interval_s = interval_s
         self.registered: dict[str, bool] = dict.fromkeys(registries, False)
         self._current = current
         self._heard = heard
-        self._interval_s = interval_s
         self._changed = asyncio.Event()
         self._clients = [
             Client(
@@ -81,12 +83,17 @@ class Registration:
 
     def reconfigure(self, interval_s: float) -> None:
         """Register now, and then at another interval."""
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._changed.set()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a registry has this broker."""
+        return any(self.registered.values())
 
     def state(self) -> tuple[bool, str]:
         """Readiness: registered with at least one registry."""
-        if any(self.registered.values()):
+        if self.is_registered:
             return True, "registered"
         return False, f"not registered with any of {', '.join(self.registered)}"
 
@@ -131,18 +138,19 @@ class Registration:
         while True:
             self._changed.clear()
             await asyncio.gather(*(self._register(client) for client in self._clients))
-            if not any(self.registered.values()):
+            if not self.is_registered:
                 self._sight.none_answers(asyncio.get_running_loop().time())
                 self._sight.is_first = await self._is_first()
             # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self.interval_s):
                     await self._changed.wait()
 
     async def _is_first(self) -> bool:
         """Whether no broker that comes before this one by name lives, of those that registries knew last."""
-        before = sorted(name for name in self._others if name < self._name)[:ASKED_MAX]
-        return not any(await asyncio.gather(*(_lives(self._others[name]) for name in before)))
+        others = {row.broker: row.address for row in self.brokers}
+        before = sorted(name for name in others if name < self._name)[:ASKED_MAX]
+        return not any(await asyncio.gather(*(_lives(others[name]) for name in before)))
 
     async def _register(self, client: Client) -> None:
         if client.connection is None:
@@ -162,12 +170,13 @@ class Registration:
             known = await client.call(RequestCode.ROUTE_GET, asked, CALL_TIMEOUT_S)
             others = rows(BrokerRow, known.header(RouteGetResponse).brokers)
             # A registry that does not know the word tells of the brokers of other clusters, too.
-            self._others = {row.broker: row.address for row in others if row.cluster == now.cluster}
+            self.brokers = [row for row in others if row.cluster == now.cluster]
         except HoldMQError as e:
             log.debug("other brokers are not known", registry=client.address, reason=str(e))
         if not self.registered[client.address]:
             log.info("registered", registry=client.address)
         self.registered[client.address] = True
+        self.was_registered.set()
         if brokers:
             self._heard(brokers)
 

@@ -280,6 +280,10 @@ class OffsetRequests(RequestFamily):
 
         look_up_times(self._store, late, looked)
 
+    def has_begun(self, group: str) -> bool:
+        """Whether a group has an offset in any topic."""
+        return bool(self._topics_of(group))
+
     def _topics_of(self, group: str) -> set[str]:
         found = set(self.table.topics(group))
         return found | self._shared.topics(group)

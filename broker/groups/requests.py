@@ -603,6 +603,21 @@ class Groups(RequestFamily):
             paused,
         )
 
+    def settings_changed(self, name: str) -> None:
+        """A group has settings that were not asked for here: its members are told."""
+        self._tell_settings(name)
+        if self.is_paused(name):
+            self._tell_paused(name)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether a group has neither members nor offsets here."""
+        return not self._count(name) and not self.offsets.has_begun(name)
+
+    def _tell_settings(self, name: str) -> None:
+        self.members.raise_version(name)
+        if self.members.count(name):
+            self.news.tell(name, for_all=True)
+
     def _tell_paused(self, group: str) -> None:
         self.paused.happened(group, self.is_paused(group))
 
@@ -617,9 +632,7 @@ class Groups(RequestFamily):
             if error is not None:
                 request.refuse(error)
                 return
-            self.members.raise_version(name)
-            if self.members.count(name):
-                self.news.tell(name, for_all=True)
+            self._tell_settings(name)
             and_then()
             request.reply(GroupListResponse([self.require(name).row(self._count(name))]))
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import structlog
 
 from broker.groups.core.settings import GroupSetting, GroupTable
+from broker.kernel.events import Event
 from broker.retry.core.moves import RETRY_MAX_TIMES
 from broker.state.planned_changes import PlannedChanges
 from broker.state.state_file import Done, StateFile
@@ -27,9 +28,11 @@ class GroupSettings:
 
     def __init__(self, file: StateFile, table: GroupTable, changes_max: int = CHANGES_MAX) -> None:
         self.table = table
+        self.created: Event[[str]] = Event()
+        """Happens for each group that was not there before, when that is durable."""
         self._file = file
         self._changes = PlannedChanges(
-            self._file, lambda: dict(table.groups), self._content_of, table.take, changes_max
+            self._file, lambda: dict(table.groups), self._content_of, self._take, changes_max
         )
 
     @property
@@ -90,6 +93,12 @@ class GroupSettings:
     def close(self) -> None:
         """Finish the write under way (blocking)."""
         self._changes.close()
+
+    def _take(self, groups: dict[str, GroupSetting]) -> None:
+        created = groups.keys() - self.table.groups.keys()
+        self.table.take(groups)
+        for name in created:
+            self.created.happened(name)
 
     def _content_of(self, groups: dict[str, GroupSetting]) -> tuple[dict[str, Any], int] | None:
         return (

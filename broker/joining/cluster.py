@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, NamedTuple
 
@@ -50,17 +50,19 @@ class ClusterInquiry:
             return None
         brokers = [row for each in found for row in rows(BrokerRow, each.brokers)]
         routes = [row for each in found for row in rows(RouteRow, each.routes)]
-        # The highest epoch leads; of a name without epochs the lowest id does.
-        brokers.sort(key=lambda row: (row.epoch, -row.broker_id))
-        others = {
-            row.broker: row.address
-            for row in brokers
-            if row.cluster == self._cluster and row.broker != self._name
-        }
         # A registry that does not know the word tells of the brokers of other clusters, too.
         foreign = {row.broker for row in brokers if row.cluster != self._cluster}
         keepers = {row.broker for row in routes if row.write_queues and row.broker not in foreign}
-        return ClusterFound(others, frozenset(keepers))
+        return ClusterFound(self.others(brokers), frozenset(keepers))
+
+    def others(self, brokers: Iterable[BrokerRow]) -> dict[str, str]:
+        """Addresses of the cluster's other brokers by name, of all that registries have named."""
+        # The highest epoch leads; of a name without epochs the lowest id does.
+        return {
+            row.broker: row.address
+            for row in sorted(brokers, key=lambda row: (row.epoch, -row.broker_id))
+            if row.cluster == self._cluster and row.broker != self._name
+        }
 
     async def _ask_registries(self, patience_s: float) -> list[RouteGetResponse]:
         asked = RouteGetRequest(list(KEPT_TABLES), cluster=self._cluster)
@@ -98,9 +100,13 @@ class ClusterInquiry:
                 counts[name] = KeptCounts(kept.sessions, kept.retained)
         return Keepers(found.keepers, counts)
 
+    def connect(self, address: str) -> Client:
+        """A connection to a process, which the caller closes."""
+        return Client(address, "broker", self._name, security=self._security)
+
     async def ask(self, address: str, code: RequestCode, header: Header) -> Reply | HoldMQError:
         """The answer of one process, or why there is none."""
-        client = Client(address, "broker", self._name, security=self._security)
+        client = self.connect(address)
         async with self._at_once, AsyncExitStack() as ending:
             ending.push_async_callback(client.close)
             try:

@@ -55,6 +55,8 @@ class SmallTable(Generic[R]):
         self.opened = asyncio.Event()
         self.rows: dict[str, R] = {}
         self.changes = 0
+        self.version = 0
+        """Rises when rows come or go."""
         self.in_hand = 0
         self._store = store
         self._topics = topics
@@ -107,6 +109,7 @@ class SmallTable(Generic[R]):
         def finish(error: HoldMQError | None) -> None:
             self.in_hand -= 1
             if error is None:
+                self.version += 1
                 for change in changes:
                     if row is not None:
                         self.rows[change.key] = row
@@ -151,6 +154,7 @@ class SmallTable(Generic[R]):
         if error is not None:
             self._failed(error)
             return
+        self.version += 1
         self._took_all(self.rows)
         self.opened.set()
 

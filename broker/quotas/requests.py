@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.kernel.events import Event
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.small_table import RequiresTopics, SmallTable
 from broker.quotas.core.rates import PublishRates
@@ -90,6 +91,8 @@ class Quotas(RequestFamily):
         known: Callable[[], Iterable[Topic]],
         clock_ms: Callable[[], int],
     ) -> None:
+        self.row_changed: Event[[str, bool]] = Event()
+        """Happens when a principal has a quota, or none any more, durably."""
         self.has_rates = False
         self.has_counts = False
         self.has_kept = False
@@ -262,6 +265,22 @@ class Quotas(RequestFamily):
         check_quota(wanted)
         by = wanted.by or request.connection.principal
         quota = wanted._replace(by=by, changed_ms=self._clock_ms())
+
+        def done(error: HoldMQError | None) -> None:
+            if error is not None:
+                request.refuse(error)
+                return
+            log.info("a quota is set", principal=principal_of(quota.kind, quota.name), by=quota.by)
+            request.reply(QuotaSetResponse(list(quota)))
+
+        self.put(quota, done)
+
+    def is_known(self, principal: str) -> bool:
+        """Whether somebody has a quota of his own, or is about to."""
+        return principal in self.table.rows or principal in self._adding
+
+    def put(self, quota: QuotaRow, done: Callable[[HoldMQError | None], None]) -> None:
+        """Have a quota, which was checked; `done` when it is durable and in force. Raises LIMIT_EXCEEDED."""
         principal = principal_of(quota.kind, quota.name)
         known = self.table.rows.keys() | self._adding.keys()
         if principal not in known and len(known) >= QUOTAS_MAX:
@@ -271,25 +290,23 @@ class Quotas(RequestFamily):
             )
         self._adding[principal] = quota
 
-        def done(error: HoldMQError | None) -> None:
+        def kept(error: HoldMQError | None) -> None:
             if self._adding.get(principal) is quota:
                 del self._adding[principal]
-            if error is not None:
-                request.refuse(error)
-                return
-            self._book.put(quota)
-            self._changed([quota], [])
-            log.info("a quota is set", principal=principal, by=quota.by)
-            request.reply(QuotaSetResponse(list(quota)))
+            if error is None:
+                self._book.put(quota)
+                self._changed([quota], [])
+                self.row_changed.happened(principal, True)
+            done(error)
 
-        self.table.put(principal, encode_quota(quota), quota, done)
+        self.table.put(principal, encode_quota(quota), quota, kept)
 
     def remove(self, request: Request) -> None:
         """Answer QUOTA_REMOVE when the log has it."""
         self.table.check_ready()
         header = request.header(QuotaRemoveRequest)
         principal = principal_of(header.kind, header.name)
-        if principal not in self.table.rows and principal not in self._adding:
+        if not self.is_known(principal):
             request.reply(QuotaRemoveResponse(False))
             return
 
@@ -297,13 +314,24 @@ class Quotas(RequestFamily):
             if error is not None:
                 request.refuse(error)
                 return
-            was_present = self._book.drop(header.kind, header.name)
-            self._changed([], [(header.kind, header.name)])
             by = header.by or request.connection.principal
             log.info("a quota is removed", principal=principal, by=by)
-            request.reply(QuotaRemoveResponse(was_present))
+            request.reply(QuotaRemoveResponse(True))
 
-        self.table.drop([principal], done)
+        self.drop(header.kind, header.name, done)
+
+    def drop(self, kind: str, name: str, done: Callable[[HoldMQError | None], None]) -> None:
+        """Have a quota no more; `done` when that is durable and in force."""
+        principal = principal_of(kind, name)
+
+        def dropped(error: HoldMQError | None) -> None:
+            if error is None:
+                self._book.drop(kind, name)
+                self._changed([], [(kind, name)])
+                self.row_changed.happened(principal, False)
+            done(error)
+
+        self.table.drop([principal], dropped)
 
     def list_(self, request: Request) -> None:
         """Answer QUOTA_LIST with a page of quotas, and what is used of them here."""

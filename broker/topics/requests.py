@@ -41,6 +41,7 @@ from holdmq.wire.topic_headers import (
     DELETE,
     HIDE_FROM_CONSUMERS,
     HIDE_FROM_PRODUCERS,
+    SPREAD_FIXED,
     STEPS,
     QueuesRemoveRequest,
     TopicDeleteRequest,
@@ -243,12 +244,7 @@ class TopicRequests(RequestFamily):
             topic = topic_changes.new_topic(known, header, self.table.queues_default)
             if topic is None:
                 return
-            own = sum(staged.get(name) is not None for name in OWN_TABLES)
-            if len(staged) - own >= self.table.topics_max:
-                raise RemoteError(
-                    Code.TOPIC_LIMIT,
-                    f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
-                )
+            self.check_room(staged)
             self._check_age(topic)
             if known is None:
                 self._quotas.check_topics(topic.name, staged.names)
@@ -259,6 +255,15 @@ class TopicRequests(RequestFamily):
                 self._answer(request, header.topic, error)
 
         self._file.submit(plan, done)
+
+    def check_room(self, staged: Staged) -> None:
+        """Raise TOPIC_LIMIT if there are as many topics as there may be."""
+        own = sum(staged.get(name) is not None for name in OWN_TABLES)
+        if len(staged) - own >= self.table.topics_max:
+            raise RemoteError(
+                Code.TOPIC_LIMIT,
+                f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
+            )
 
     def _park(self, request: Request, name: str) -> None:
         """A topic of this name is being deleted: its successor comes when that is over."""
@@ -286,14 +291,24 @@ class TopicRequests(RequestFamily):
 
         def plan(staged: Staged) -> None:
             if staged.get(name) is None:
-                staged.put(Topic(name, queues, queues, order=is_table, kind=kind, stored_queues=queues))
+                staged.put(
+                    Topic(
+                        name,
+                        queues,
+                        queues,
+                        order=is_table,
+                        kind=kind,
+                        stored_queues=queues,
+                        spread=SPREAD_FIXED,
+                    )
+                )
 
         self._file.submit(plan, done, is_bounded=False)
 
     # Changing
 
     def update(self, request: Request) -> None:
-        """TOPIC_UPDATE: perm, order, retention, what the first group does."""
+        """TOPIC_UPDATE: perm, order, retention, what the first group does, spread."""
         header = request.header(TopicUpdateRequest)
 
         def change(topic: Topic) -> Topic:

@@ -180,6 +180,7 @@ def topic_row(topic: TopicView) -> dict[str, Any]:
         "retention_ms": settings[0].retention_ms,
         "first_group": settings[0].first_group,
         "first_reader": next((row.first_reader for row in settings if row.first_reader), ""),
+        "spread": settings[0].spread,
         "key_levels": settings[0].key_levels,
         "is_paused": any(row.is_paused for row in settings),
         "messages_in": topic.messages_in,

@@ -26,6 +26,7 @@ RETENTION_MAX_MS: Final = 10 * 366 * 86_400_000
 BODY_MAX: Final = 4 << 20
 """Bytes of a request that publishes: a body of 3 MiB as base64."""
 FirstGroup = Literal["own", "beginning"]
+Spread = Literal["all", "fixed"]
 Perm = Literal["rw", "r", "w", "none"]
 PERMS: Final[dict[str, int]] = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 
@@ -50,6 +51,7 @@ class TopicOverview(Answer):
     retention_ms: int
     first_group: str
     first_reader: str
+    spread: str
     key_levels: int
     is_paused: bool
     messages_in: int
@@ -82,6 +84,7 @@ class TopicAtBroker(Answer):
     retention_ms: int
     first_group: str
     first_reader: str
+    spread: str
     key_levels: int
     is_paused: bool
 
@@ -144,6 +147,7 @@ class NewTopic(InputModel):
     order: bool = False
     retention_ms: int = Field(0, ge=0, le=RETENTION_MAX_MS)
     first_group: FirstGroup = "own"
+    spread: Spread | None = None
 
 
 class TopicChange(InputModel):
@@ -153,6 +157,7 @@ class TopicChange(InputModel):
     order: bool | None = None
     retention_ms: int | None = Field(None, ge=0, le=RETENTION_MAX_MS)
     first_group: FirstGroup | None = None
+    spread: Spread | None = None
 
 
 class QueueCount(InputModel):
@@ -269,6 +274,7 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
             order=asked.order,
             retention_ms=asked.retention_ms,
             first_group=asked.first_group,
+            spread=asked.spread or "",
         )
         return await changed(asked.topic)
 
@@ -281,6 +287,7 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
             order=asked.order,
             retention_ms=asked.retention_ms,
             first_group=asked.first_group,
+            spread=asked.spread,
         )
         return await changed(call.path("name"))
 
@@ -365,6 +372,7 @@ def _at_broker(broker: str, row: TopicRow) -> TopicAtBroker:
         retention_ms=row.retention_ms,
         first_group=row.first_group,
         first_reader=row.first_reader,
+        spread=row.spread,
         key_levels=row.key_levels,
         is_paused=row.is_paused,
     )

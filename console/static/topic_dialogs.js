@@ -18,6 +18,8 @@ const order = (value) => field("order", "Keep keys in order, also while queues a
 const firstGroup = (value) => field("first_group", "The first group that ever reads it begins", {
   options: [["own", "as every other: at the end, or where its consumers say"], ["beginning", "with all that is there, unless its consumers say where"]], value,
 });
+const SPREADS = [["all", "all brokers, also those that join later"], ["fixed", "the brokers of today alone"]];
+const spread = (value, options = SPREADS) => field("spread", "Who has it", { options, value, hint: "Ordered topics, tables and temporary ones are always at the brokers of today alone." });
 const inMs = (typed) => (typed.trim() ? parseDuration(typed) : 0);
 
 export function createTopic() {
@@ -30,12 +32,13 @@ export function createTopic() {
       field("kind", "Kind", { options: [["log", "log: messages"], ["table", "table: the newest value by key"], ["temporary", "temporary: in memory only"]], hint: "It stays for good." }),
       perm("rw"), retention(0),
       field("key_levels", "Levels of a tag that filters select quickly by", { type: "number", min: 1, max: 8, value: 1, hint: "It stays for good." }),
-      firstGroup("own"), order(false),
+      firstGroup("own"), spread("", [["", "as its kind does: all brokers, or those of today"], ...SPREADS]), order(false),
     ],
     action: "Create",
     submit: async ({ retention: typed, ...values }) => {
       const body = { ...values, retention_ms: inMs(typed) };
       if (!body.queues) delete body.queues;
+      if (!body.spread) delete body.spread;
       return call("/api/v1/topics", { method: "POST", body });
     },
   });
@@ -44,8 +47,13 @@ export function createTopic() {
 export function editTopic(topic) {
   return ask({
     title: `Settings of ${topic.topic}`,
-    fields: [perm(topic.perm), retention(topic.retention_ms), firstGroup(topic.first_group), order(topic.order)],
-    submit: ({ retention: typed, ...values }) => call(path`/api/v1/topics/${topic.topic}`, { method: "PATCH", body: { ...values, retention_ms: inMs(typed) } }),
+    fields: [perm(topic.perm), retention(topic.retention_ms), firstGroup(topic.first_group), spread(topic.spread), order(topic.order)],
+    submit: ({ retention: typed, ...values }) => {
+      const body = { ...values, retention_ms: inMs(typed) };
+      // A topic that becomes ordered is fixed by itself, and what stays as it is need not be said.
+      if (body.order || body.spread === topic.spread) delete body.spread;
+      return call(path`/api/v1/topics/${topic.topic}`, { method: "PATCH", body });
+    },
   });
 }
 

@@ -17,7 +17,7 @@ from holdmq.cli.times import show_time
 from holdmq.config.model import Config
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.service.process import EXIT_FAILED
-from holdmq.wire.topic_headers import FIRST_GROUP_OWN, FIRST_GROUPS
+from holdmq.wire.topic_headers import FIRST_GROUP_OWN, FIRST_GROUPS, SPREAD_FIXED, SPREADS
 
 if TYPE_CHECKING:
     from holdmq.client.admin import Admin
@@ -71,6 +71,15 @@ class TopicChoices:
         ),
     ] = None
 
+    spread: Annotated[
+        str | None,
+        typer.Option(
+            "--spread",
+            help="Who is to have it: all brokers, also those that join later, or fixed: those of today.",
+            show_default=False,
+        ),
+    ] = None
+
     def changes(self) -> dict[str, Any]:
         """Return those that are given, as Admin takes them. Raises UsageError."""
         return {
@@ -78,6 +87,7 @@ class TopicChoices:
             **({} if self.order is None else {"order": self.order}),
             **({} if self.retention is None else {"retention_ms": _retention_ms(self.retention)}),
             **({} if self.first_group is None else {"first_group": _first_group(self.first_group)}),
+            **({} if self.spread is None else {"spread": _spread(self.spread)}),
         }
 
 
@@ -275,6 +285,9 @@ async def _hide(admin: Admin, name: str, queues: int, wait_s: float) -> None:
     for step in (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS):
         while True:
             try:
+                if step == HIDE_FROM_CONSUMERS:
+                    # A broker that joined since the first step may have the topic by now.
+                    await admin.remove_queues(name, queues, HIDE_FROM_PRODUCERS)
                 await admin.remove_queues(name, queues, step)
             except RemoteError as error:
                 if error.code != Code.TOPIC_IN_USE or loop.time() >= deadline:
@@ -336,6 +349,12 @@ def _first_group(text: str) -> str:
     return text
 
 
+def _spread(text: str) -> str:
+    if text not in SPREADS:
+        raise UsageError(f"--spread {text!r} is not all or fixed")
+    return text
+
+
 def _retention_ms(text: str) -> int:
     if text == "0":
         return 0
@@ -384,7 +403,12 @@ def _state(row: dict[str, Any]) -> str:
 
 def _flags(row: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
     is_from_beginning = row["first_group"] != FIRST_GROUP_OWN
-    return (("order", row["order"]), ("paused", row["is_paused"]), ("first:beginning", is_from_beginning))
+    return (
+        ("order", row["order"]),
+        ("paused", row["is_paused"]),
+        ("first:beginning", is_from_beginning),
+        ("fixed", row["spread"] == SPREAD_FIXED and row["kind"] == "log" and not row["order"]),
+    )
 
 
 def _show_queues(found: list[dict[str, Any]], given: Asking) -> None:

@@ -82,14 +82,16 @@ class TopicCalls(ClusterCalls):
         order: bool = False,
         retention_ms: int = 0,
         first_group: str = FIRST_GROUP_OWN,
+        spread: str = "",
     ) -> dict[str, TopicRow]:
         """Create a topic on every live broker, with `queues` queues at each (0 = the broker's default).
 
         `kind`: log, table or temporary (a name that ends in #tmp is temporary). `retention_ms` 0 = as long as
         the log. `first_group`: own, or beginning: the first group that ever reads it begins with what is
-        there, unless its consumers say where. Creating it again with the same settings changes nothing; a
-        table stays at the brokers that have it, as its keys are spread over them. Raises UsageError for a bad
-        name, RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
+        there, unless its consumers say where. `spread`: all, so that brokers that join later get it, or
+        fixed; "" = all, unless it is ordered or no log. Creating it again with the same settings changes
+        nothing; a table stays at the brokers that have it, as its keys are spread over them. Raises
+        UsageError for a bad name, RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
         """
         check_topic(topic)
         request = TopicCreateRequest(
@@ -101,6 +103,7 @@ class TopicCalls(ClusterCalls):
             order=order,
             retention_ms=retention_ms,
             first_group=first_group,
+            spread=spread,
         )
         if kind != KIND_TABLE:
             return await self._order(RequestCode.TOPIC_CREATE, request)
@@ -121,9 +124,10 @@ class TopicCalls(ClusterCalls):
         order: bool | None = None,
         retention_ms: int | None = None,
         first_group: str | None = None,
+        spread: str | None = None,
     ) -> dict[str, TopicRow]:
         """Change settings; None leaves one as it is. `perm` is the sum of 4 read, 2 write, 1 inherit."""
-        request = TopicUpdateRequest(topic, perm, order, retention_ms, first_group=first_group)
+        request = TopicUpdateRequest(topic, perm, order, retention_ms, first_group=first_group, spread=spread)
         return await self._order(RequestCode.TOPIC_UPDATE, request)
 
     async def grow_topic(self, topic: str, queues: int) -> dict[str, TopicRow]:

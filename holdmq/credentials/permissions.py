@@ -134,6 +134,8 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.ORDER_GET: _ANYONE,
     RequestCode.ORDER_SET: _ADMIN,
     RequestCode.KEPT_COUNTS: _BROKER,
+    RequestCode.SPREAD_DIGEST: _BROKER,
+    RequestCode.SPREAD_PAGE: _BROKER,
     RequestCode.PROCESS_HERE: _PROCESS,
     RequestCode.PROCESS_LEAVE: _PROCESS,
     RequestCode.REGISTRY_VIEW: _PROCESS,

@@ -53,6 +53,8 @@ class RequestCode(IntEnum):
     ORDER_GET = 64
     ORDER_SET = 65
     KEPT_COUNTS = 66
+    SPREAD_DIGEST = 67
+    SPREAD_PAGE = 68
 
     GROUP_JOIN = 70
     GROUP_LEAVE = 71

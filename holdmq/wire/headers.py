@@ -303,6 +303,7 @@ class TopicRow(NamedTuple):
     Producers see the first `write_queues` queues, consumers the first `read_queues`, and the first
     `stored_queues` exist (0 = as many as consumers see). `retention_ms` 0 = as long as the log.
     `first_group`: FIRST_GROUP_OWN or FIRST_GROUP_BEGINNING; `first_reader` is that group, "" = none yet.
+    `spread`: SPREAD_ALL or SPREAD_FIXED.
     """
 
     topic: str
@@ -319,6 +320,7 @@ class TopicRow(NamedTuple):
     stored_queues: int = 0
     first_group: str = "own"
     first_reader: str = ""
+    spread: str = "all"
 
 
 class TopicStats(NamedTuple):
@@ -345,7 +347,7 @@ class TopicCreateRequest(Header):
     it, which auto_create_topics must allow (TOPIC_UNKNOWN if not); an existing topic is then
     answered as it is, whatever its settings. `kind`: log, table or temporary; a name that ends
     in #tmp is temporary. `perm` is the sum of 4 read, 2 write, 1 inherit; `retention_ms` 0 = as the log.
-    `first_group` as in TopicRow.
+    `first_group` as in TopicRow, `spread` too; "" = all brokers, unless it is ordered or no log.
     """
 
     topic: str
@@ -357,6 +359,7 @@ class TopicCreateRequest(Header):
     order: bool = False
     retention_ms: int = 0
     first_group: str = "own"
+    spread: str = ""
 
 
 @header

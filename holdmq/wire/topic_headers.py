@@ -25,6 +25,11 @@ FIRST_GROUP_OWN: Final = "own"
 FIRST_GROUP_BEGINNING: Final = "beginning"
 """The first group that ever reads the topic begins with all it has, unless its consumers say something."""
 FIRST_GROUPS: Final = (FIRST_GROUP_OWN, FIRST_GROUP_BEGINNING)
+SPREAD_ALL: Final = "all"
+"""Every broker of the cluster has queues of the topic: one that joins, or was away, gets them by itself."""
+SPREAD_FIXED: Final = "fixed"
+"""The brokers at which it was created have it, and no others by themselves."""
+SPREADS: Final = (SPREAD_ALL, SPREAD_FIXED)
 STEPS: Final = (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS, DELETE)
 
 PERM_INHERIT: Final = 1
@@ -47,6 +52,7 @@ class TopicUpdateRequest(Header):
     filter_type: str | None = None
     sys_flag: int | None = None
     first_group: str | None = None
+    spread: str | None = None
 
 
 @header

@@ -172,12 +172,31 @@ class GroupTable:
         _known(groups, name)
         del groups[name]
 
+    def plan_take_over(self, groups: dict[str, GroupSetting], name: str, settings: Mapping[str, Any]) -> None:
+        """Have the settings that a group has at another broker; a mode of its own stays.
+
+        Raises GROUP_INVALID for what cannot be a group.
+        """
+        check_name(name)
+        _check_kept(name)
+        try:
+            taken = _group(name, dict(settings))
+        except TypeError as error:
+            raise RemoteError(Code.GROUP_INVALID, f"group {name!r}: {error}") from error
+        known = groups.get(name)
+        if known is None:
+            self._check_room(groups)
+        elif known.mode:
+            taken = replace(taken, mode=known.mode)
+        groups[name] = taken
+
     def content(self, groups: Groups) -> dict[str, Any]:
         """What subscriptionGroup.json holds for these groups."""
-        return {
-            name: {key: _plain(getattr(group, field)) for key, field in _FIELDS.items()}
-            for name, group in sorted(groups.items())
-        }
+        return {name: self.row_content(group) for name, group in sorted(groups.items())}
+
+    def row_content(self, group: GroupSetting) -> dict[str, Any]:
+        """What the file holds for one group."""
+        return {key: _plain(getattr(group, field)) for key, field in _FIELDS.items()}
 
     def load(self, content: dict[str, Any], data_version: int, path: str) -> None:
         """Fill the table from the file; StoreFormatError names the entry that is no group."""

@@ -15,9 +15,9 @@ reason why a queue may not go yet, None = it may. Source: broker.md, Topics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from broker.topics.core.table import (
     KEY_LEVELS_MAX,
@@ -30,14 +30,19 @@ from broker.topics.core.table import (
     PERM_MAX,
     QUEUES_MAX,
     Topic,
+    may_spread,
+    spread_of,
+    topic_of,
 )
 from holdmq.errors import Code, RemoteError
 from holdmq.names.topics import is_system_topic, is_temporary, topic_fault
 from holdmq.wire.headers import TopicCreateRequest
-from holdmq.wire.topic_headers import FIRST_GROUPS, TopicUpdateRequest
+from holdmq.wire.topic_headers import FIRST_GROUPS, SPREAD_ALL, SPREAD_FIXED, SPREADS, TopicUpdateRequest
 
 Undrained = Callable[[int], str | None]
 
+_TAKEN_OVER: Final = ("perm", "key_levels", "retention_ms", "first_group", "first_reader")
+"""What a broker takes over of a topic as it is elsewhere."""
 REASONS_MAX: Final = 3
 """Queues named in one refusal: the operator sees where to begin."""
 
@@ -71,16 +76,17 @@ def new_topic(known: Topic | None, wanted: TopicCreateRequest, queues_default: i
         retention_ms=wanted.retention_ms,
         stored_queues=queues,
         first_group=wanted.first_group,
+        spread=wanted.spread or spread_of(kind, wanted.order),
     )
     if known is None:
         return topic
-    if _settings(known) == _settings(topic):
+    if _settings(known) == _settings(topic) and wanted.spread in ("", known.spread):
         return None
     raise RemoteError(
         Code.TOPIC_EXISTS,
         f"topic {known.name!r} exists with {known.write_queues} queues, key_levels {known.key_levels}, "
         f"kind {known.kind}, perm {known.perm}, order {known.order}, retention_ms {known.retention_ms}, "
-        f"first_group {known.first_group}",
+        f"first_group {known.first_group}, spread {known.spread}",
     )
 
 
@@ -113,6 +119,15 @@ def _fault_of(wanted: TopicCreateRequest, queues: int, kind: str) -> str | None:
         return "a temporary topic keeps what fits in memory; it has no retention"
     if wanted.first_group not in FIRST_GROUPS:
         return f"first_group {wanted.first_group!r} is not one of {', '.join(FIRST_GROUPS)}"
+    return _spread_fault(wanted.spread, kind, wanted.order) if wanted.spread else None
+
+
+def _spread_fault(spread: str, kind: str, order: bool) -> str | None:
+    if spread not in SPREADS:
+        return f"spread {spread!r} is not one of {', '.join(SPREADS)}"
+    if spread == SPREAD_ALL and not may_spread(kind, order):
+        what = f"of kind {kind}" if kind != KIND_LOG else "ordered"
+        return f"it is {what}: keys would move to brokers that got it by themselves; its spread is fixed"
     return None
 
 
@@ -126,7 +141,7 @@ def existing(topic: Topic | None, name: str) -> Topic:
 
 
 def update(topic: Topic, wanted: TopicUpdateRequest) -> Topic:
-    """Change perm, order, retention, what the first group does. Raises TOPIC_INVALID, KIND_UNFIT.
+    """Change perm, order, retention, first group, spread. Raises TOPIC_INVALID, KIND_UNFIT.
 
     RocketMQ's filter type and sysflag of a topic are kept as an earlier build wrote them, and may be
     repeated: nothing ever asked for them, so another value would be a promise that nobody keeps.
@@ -145,10 +160,15 @@ def update(topic: Topic, wanted: TopicUpdateRequest) -> Topic:
         raise RemoteError(Code.KIND_UNFIT, f"{topic.name!r} is temporary: it has no retention")
     if wanted.first_group not in (None, *FIRST_GROUPS):
         raise _invalid(topic, f"first_group {wanted.first_group!r} is not one of {', '.join(FIRST_GROUPS)}")
+    order = topic.order if wanted.order is None else wanted.order
+    if wanted.spread is not None and (fault := _spread_fault(wanted.spread, topic.kind, order)) is not None:
+        raise _invalid(topic, fault)
+    spread = topic.spread if wanted.spread is None else wanted.spread
     return replace(
         topic,
         perm=topic.perm if wanted.perm is None else wanted.perm,
-        order=topic.order if wanted.order is None else wanted.order,
+        order=order,
+        spread=SPREAD_FIXED if order else spread,
         retention_ms=topic.retention_ms if wanted.retention_ms is None else wanted.retention_ms,
         first_group=topic.first_group if wanted.first_group is None else wanted.first_group,
     )
@@ -236,6 +256,37 @@ def deleted(topic: Topic) -> Topic | None:
     if topic.is_leaving:
         return None
     return replace(topic, stored_queues=max(topic.read_queues, topic.deleting_to), deleting_to=NOT_DELETING)
+
+
+def settings_to_spread(topic: Topic) -> dict[str, Any]:
+    """What another broker needs to have the same topic."""
+    return {
+        "queues": topic.write_queues,
+        "perm": topic.perm,
+        "key_levels": topic.key_levels,
+        "retention_ms": topic.retention_ms,
+        "first_group": topic.first_group,
+        "first_reader": topic.first_reader,
+        "is_paused": topic.is_paused,
+    }
+
+
+def taken_over(name: str, settings: Mapping[str, Any], position: int) -> Topic:
+    """The topic that another broker has, as it begins here, where the log is confirmed up to `position`.
+
+    Raises TOPIC_INVALID for what cannot be a topic.
+    """
+    check_name(name)
+    same = {key: settings[key] for key in _TAKEN_OVER if key in settings}
+    queues = settings.get("queues")
+    counts = dict.fromkeys(("read_queues", "write_queues", "stored_queues"), queues)
+    try:
+        topic = topic_of(name, {"name": name, "spread": SPREAD_ALL, **counts, **same})
+    except TypeError as error:
+        raise RemoteError(Code.TOPIC_INVALID, f"topic {name!r}: {error}") from error
+    if topic.perm > PERM_MAX or not topic.write_queues:
+        raise RemoteError(Code.TOPIC_INVALID, f"topic {name!r}: perm {topic.perm}, {queues} queues")
+    return pause(topic, position) if settings.get("is_paused") is True else topic
 
 
 def pause(topic: Topic, position: int) -> Topic:

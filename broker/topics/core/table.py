@@ -18,7 +18,7 @@ from holdmq.errors import StorageError, StoreFormatError
 from holdmq.names.search import names_found
 from holdmq.names.topics import is_temporary, system_topic_fault, topic_fault
 from holdmq.wire.headers import TopicRow
-from holdmq.wire.topic_headers import FIRST_GROUP_OWN, FIRST_GROUPS
+from holdmq.wire.topic_headers import FIRST_GROUP_OWN, FIRST_GROUPS, SPREAD_ALL, SPREAD_FIXED, SPREADS
 
 PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
@@ -46,6 +46,7 @@ class Topic:
     queues remain, NOT_DELETING = none is; 0 removes the topic itself. `paused_at`: the log position from
     which it keeps what it gets, NOT_PAUSED = it delivers; `pauses` are past ones, (from, to), oldest first.
     `first_group` as in TopicRow; `first_reader` is the group that was the first, "" = none is known.
+    `spread`: SPREAD_ALL, or SPREAD_FIXED as everything is that is ordered or no log.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Topic:
     pauses: tuple[tuple[int, int], ...] = ()
     first_group: str = FIRST_GROUP_OWN
     first_reader: str = ""
+    spread: str = SPREAD_ALL
 
     @property
     def is_readable(self) -> bool:
@@ -87,6 +89,15 @@ class Topic:
     def is_table(self) -> bool:
         """Whether its newest records by key are rows of a table."""
         return self.kind == KIND_TABLE
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether every broker of the cluster is to have it."""
+        return (
+            self.spread == SPREAD_ALL
+            and may_spread(self.kind, self.order)
+            and not (self.is_leaving or self.name.startswith("%"))
+        )
 
     @property
     def queues_in_store(self) -> int:
@@ -115,7 +126,18 @@ class Topic:
             self.queues_in_store,
             self.first_group,
             self.first_reader,
+            SPREAD_ALL if self.is_spread else SPREAD_FIXED,
         )
+
+
+def may_spread(kind: str, order: bool) -> bool:
+    """Whether brokers may get a topic by themselves: keys of tables and ordered topics would move to them."""
+    return kind == KIND_LOG and not order
+
+
+def spread_of(kind: str, order: bool) -> str:
+    """How far a topic is spread if nobody says it."""
+    return SPREAD_ALL if may_spread(kind, order) else SPREAD_FIXED
 
 
 class TopicTable:
@@ -253,7 +275,7 @@ class TopicTable:
                 self.remove(known.name)
         for name, entry in content.items():
             try:
-                topic = _topic_of(name, entry)
+                topic = topic_of(name, entry)
             except TypeError as e:
                 raise _damaged(path, name, e) from e
             if topic.is_leaving:
@@ -266,11 +288,14 @@ class TopicTable:
         self.data_version = data_version
 
 
-def _topic_of(name: str, entry: Any) -> Topic:
+def topic_of(name: str, entry: Any) -> Topic:
+    """The topic that an entry of topic.json says; TypeError if it is none."""
     if not isinstance(entry, dict):
         raise TypeError("it is not an object")
     known = {f.name for f in fields(Topic)}
     topic = Topic(**{k: v for k, v in entry.items() if k in known})
+    if "spread" not in entry:  # the file of a build that knew no spread
+        topic = replace(topic, spread=spread_of(topic.kind, topic.order))
     _check_types(topic)
     fault = topic_fault(name) if not name.startswith("%") else system_topic_fault(name)
     if fault is None and is_temporary(name):
@@ -304,6 +329,8 @@ def _check_types(topic: Any) -> None:
         raise TypeError("its order or filter_type is of a wrong type")
     if topic.first_group not in FIRST_GROUPS or not isinstance(topic.first_reader, str):
         raise TypeError(f"its first_group is {topic.first_group!r}, its first_reader {topic.first_reader!r}")
+    if topic.spread not in SPREADS:
+        raise TypeError(f"its spread is {topic.spread!r}")
 
 
 def _pauses(found: object) -> tuple[tuple[int, int], ...]:

@@ -71,7 +71,7 @@ export async function show(place) {
     about.replaceChildren(facts({
       "In, per second": rates.newest ? rate(rates.newest[0]) : "–", "Out, per second": rates.newest ? rate(rates.newest[1]) : "–",
       Stored: short(topic.messages_stored), In: short(topic.messages_in), "Data in": bytes(topic.bytes_in), Out: short(topic.messages_out), Replayed: short(topic.messages_replayed),
-      Retention: topic.retention_ms ? duration(topic.retention_ms) : "as the log", "First group": topic.first_group === "beginning" ? `from the beginning: ${topic.first_reader || "none yet"}` : "as every other", "Clients may": { rw: "read, write", r: "read", w: "write" }[topic.perm] ?? "nothing",
+      Retention: topic.retention_ms ? duration(topic.retention_ms) : "as the log", "First group": topic.first_group === "beginning" ? `from the beginning: ${topic.first_reader || "none yet"}` : "as every other", "At": topic.spread === "all" ? "all brokers, also those that join" : "the brokers it was created at", "Clients may": { rw: "read, write", r: "read", w: "write" }[topic.perm] ?? "nothing",
     }));
     const { x, line } = rates.columns();
     chart.draw({ x, lines: [{ label: "in", values: line(0) }, { label: "out", values: line(1) }] });
