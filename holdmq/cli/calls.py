@@ -15,15 +15,26 @@ C = TypeVar("C")
 
 
 def run_calls(
-    config: Config, calls: Callable[..., AbstractAsyncContextManager[C]], work: Callable[[C], Awaitable[T]]
+    config: Config,
+    calls: Callable[..., AbstractAsyncContextManager[C]],
+    work: Callable[[C], Awaitable[T]],
+    *,
+    tenant: str = "",
 ) -> T:
-    """Do `work` with one of `calls`, a class of the SDK, connected meanwhile. Raises what it raises."""
+    """Do `work` with one of `calls`, a class of the SDK, connected meanwhile. Raises what it raises.
+
+    `tenant`: in whose words names are said, "" = in whole names.
+    """
     from holdmq.rpc.security import Security
 
     async def run() -> T:
         name = f"holdmq-cli-{os.getpid()}"
         async with calls(
-            config.registries(), client_id=name, security=Security.of(config), cluster=config.client.cluster
+            config.registries(),
+            client_id=name,
+            security=Security.of(config),
+            cluster=config.client.cluster,
+            tenant=tenant,
         ) as one:
             return await work(one)
 

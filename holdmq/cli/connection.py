@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import Asking, CommandGroup
+from holdmq.cli.options import Asking, CommandGroup, GivenTenant
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -28,7 +28,7 @@ app = CommandGroup(
 
 @app.add("list", example="holdmq connection list --kind producer --topic orders")
 def list_(
-    given: Asking,
+    given: GivenTenant,
     kind: Annotated[str, typer.Option("--kind", help=f"Only these: {', '.join(KINDS)}.")] = "",
     topic: Annotated[
         str, typer.Option("--topic", metavar="TOPIC", help="Only those that send to a topic or read it.")
@@ -110,7 +110,7 @@ def busiest(
 def _run(config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
     from holdmq.client.admin import Admin
 
-    return run_calls(config, Admin, work)
+    return run_calls(config, Admin, work, tenant=config.client.tenant)
 
 
 def _row(broker: str, row: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import Asking, CommandGroup, GroupName, Yes, confirm, print_json
+from holdmq.cli.options import CommandGroup, GivenTenant, GroupName, Yes, confirm, print_json
 from holdmq.cli.shown import content, say
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
@@ -36,7 +36,7 @@ Places = Annotated[
 
 
 @app.add("list", example="holdmq dlq list")
-def list_(given: Asking) -> None:
+def list_(given: GivenTenant) -> None:
     """List the groups that have dead letters, and how many were sent again."""
 
     async def work(letters: DeadLetters) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def list_(given: Asking) -> None:
 
 @app.add("read", example="holdmq dlq read billing --count 5")
 def read(
-    given: Asking,
+    given: GivenTenant,
     group: GroupName,
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 20,
     after: Annotated[
@@ -70,7 +70,7 @@ def read(
 
 @app.add("resend", example="holdmq dlq resend billing --topic billing-again")
 def resend(
-    given: Asking,
+    given: GivenTenant,
     group: GroupName,
     places: Places = None,
     topic: Annotated[str, typer.Option("--topic", help="Send them to this topic, not to their own.")] = "",
@@ -93,7 +93,7 @@ def resend(
 
 @app.add("purge", example="holdmq dlq purge billing --yes")
 def purge(
-    given: Asking,
+    given: GivenTenant,
     group: GroupName,
     until: Annotated[
         list[str] | None,
@@ -112,7 +112,7 @@ def purge(
 def _run(config: Config, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
     from holdmq.client.dead_letters import DeadLetters
 
-    return run_calls(config, DeadLetters, work)
+    return run_calls(config, DeadLetters, work, tenant=config.client.tenant)
 
 
 def _place(text: str) -> tuple[str, int]:

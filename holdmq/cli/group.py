@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import Asking, CommandGroup, GroupName, Search, Yes, confirm, print_json
+from holdmq.cli.options import CommandGroup, GivenTenant, GroupName, Search, Yes, confirm, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
@@ -92,21 +92,21 @@ class GroupChoices:
 
 
 @app.add("list", example="holdmq group list --search billing")
-def list_(given: Asking, search: Search = "") -> None:
+def list_(given: GivenTenant, search: Search = "") -> None:
     """List groups with their settings and members."""
     views = list(_run(given.configuration(), lambda groups: groups.groups(search=search)).values())
     _show(views, given)
 
 
 @app.add("create", example="holdmq group create billing --retry-max-times 5 --delay-levels 1s,1m,1h")
-def create(given: Asking, name: GroupName, settings: GroupChoices) -> None:
+def create(given: GivenTenant, name: GroupName, settings: GroupChoices) -> None:
     """Create a group on every broker; one that exists gets the settings that are given."""
     changes = settings.changes()
     _show([_run(given.configuration(), lambda groups: groups.update(name, **changes))], given)
 
 
 @app.add("update", example="holdmq group update billing --no-consume")
-def update(given: Asking, name: GroupName, settings: GroupChoices) -> None:
+def update(given: GivenTenant, name: GroupName, settings: GroupChoices) -> None:
     """Change settings of a group; what is not given stays as it is."""
     changes = settings.changes()
     if all(value is None for value in changes.values()):
@@ -121,7 +121,7 @@ def update(given: Asking, name: GroupName, settings: GroupChoices) -> None:
 
 
 @app.add("delete", example="holdmq group delete billing --yes")
-def delete(given: Asking, name: GroupName, yes: Yes = False) -> None:
+def delete(given: GivenTenant, name: GroupName, yes: Yes = False) -> None:
     """Delete a group without members, with its offsets, at every broker."""
     if not yes:
         confirm(f"Delete group {name} and its offsets for good?")
@@ -131,7 +131,7 @@ def delete(given: Asking, name: GroupName, yes: Yes = False) -> None:
 
 @app.add("reset", example="holdmq group reset billing orders --to 2h")
 def reset(
-    given: Asking,
+    given: GivenTenant,
     name: GroupName,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     to: Annotated[str, typer.Option("--to", help=f"earliest, latest, offset:N, or a time {TIME_HELP}.")],
@@ -157,7 +157,7 @@ def reset(
 
 @app.add("clone", example="holdmq group clone billing billing-test")
 def clone(
-    given: Asking,
+    given: GivenTenant,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group whose offsets are taken.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="The group that gets them; no members.")],
     topics: Topics = None,
@@ -174,7 +174,7 @@ def clone(
 
 
 @app.add("lag", example="holdmq group lag billing --topic orders")
-def lag(given: Asking, name: GroupName, topics: Topics = None) -> None:
+def lag(given: GivenTenant, name: GroupName, topics: Topics = None) -> None:
     """Show how far a group is in each queue, and its backlog by count and age."""
     found = _run(given.configuration(), lambda groups: groups.progress(name, topics or None))
     now_ms = time.time_ns() // 1_000_000
@@ -195,7 +195,7 @@ def lag(given: Asking, name: GroupName, topics: Topics = None) -> None:
 
 
 @app.add("clients", example="holdmq group clients billing")
-def clients(given: Asking, name: GroupName) -> None:
+def clients(given: GivenTenant, name: GroupName) -> None:
     """Show a group's members at each broker, and how many queues each has."""
     found = _run(given.configuration(), lambda groups: groups.members(name))
     listed = [{"broker": broker, **row._asdict()} for broker, members in found.items() for row in members]
@@ -212,7 +212,7 @@ def clients(given: Asking, name: GroupName) -> None:
 
 
 @app.add("topics", example="holdmq group topics billing")
-def topics(given: Asking, name: GroupName) -> None:
+def topics(given: GivenTenant, name: GroupName) -> None:
     """Show what a group takes of each topic, and what comes back: again, late, given back."""
     from holdmq.client import admin as admins
     from holdmq.client import statistics
@@ -220,7 +220,8 @@ def topics(given: Asking, name: GroupName) -> None:
     async def ask(admin: Admin) -> dict[str, StatisticsView | HoldMQError]:
         return await admin.statistics([], [name], group_topics=True)
 
-    answers = run_calls(given.configuration(), admins.Admin, ask)
+    config = given.configuration()
+    answers = run_calls(config, admins.Admin, ask, tenant=config.client.tenant)
     views = [view for view in answers.values() if isinstance(view, statistics.StatisticsView)]
     rows: list[dict[str, Any]] = [
         {
@@ -253,13 +254,13 @@ def topics(given: Asking, name: GroupName) -> None:
 
 
 @app.add("pause", example="holdmq group pause billing")
-def pause(given: Asking, name: GroupName) -> None:
+def pause(given: GivenTenant, name: GroupName) -> None:
     """Pause a group: it keeps its offsets and members, and gets nothing."""
     _show([_run(given.configuration(), lambda groups: groups.pause(name))], given)
 
 
 @app.add("resume", example="holdmq group resume billing")
-def resume(given: Asking, name: GroupName) -> None:
+def resume(given: GivenTenant, name: GroupName) -> None:
     """Let a paused group consume again."""
     _show([_run(given.configuration(), lambda groups: groups.pause(name, False))], given)
 
@@ -267,10 +268,10 @@ def resume(given: Asking, name: GroupName) -> None:
 def _run(config: Config, work: Callable[[GroupAdmin], Awaitable[T]]) -> T:
     from holdmq.client.groups import GroupAdmin
 
-    return run_calls(config, GroupAdmin, work)
+    return run_calls(config, GroupAdmin, work, tenant=config.client.tenant)
 
 
-def _show(views: Iterable[GroupView], given: Asking) -> None:
+def _show(views: Iterable[GroupView], given: GivenTenant) -> None:
     every = list(views)
     if given.as_json:
         print_json([{"broker": b, **row._asdict()} for view in every for b, row in view.rows.items()])
@@ -290,7 +291,7 @@ def _cells(view: GroupView) -> tuple[object, ...]:
 
 
 def _confirmed(
-    move: Callable[[bool], list[MovedOffset]], question: str, dry_run: bool, yes: bool, given: Asking
+    move: Callable[[bool], list[MovedOffset]], question: str, dry_run: bool, yes: bool, given: GivenTenant
 ) -> None:
     """Show what would happen, ask, do it."""
     if dry_run or not yes:
@@ -307,7 +308,7 @@ def _confirmed(
         say(f"{len(done)} queues were moved")
 
 
-def _show_moved(moved: list[MovedOffset], given: Asking) -> None:
+def _show_moved(moved: list[MovedOffset], given: GivenTenant) -> None:
     given.table(
         ("topic", "broker", "queue", "before", "after"),
         [{**m.queue._asdict(), "before": m.before, "after": m.after} for m in moved],

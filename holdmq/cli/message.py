@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import Asking, CommandGroup, print_json
+from holdmq.cli.options import CommandGroup, GivenTenant, print_json
 from holdmq.cli.progress import counting
 from holdmq.cli.shown import fields_of, name_of, say, write_line
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
@@ -38,7 +38,7 @@ Tag = Annotated[
 
 @app.add("get", example="holdmq message get 3f0c5a9d11e2b7640000000000001a2c")
 def get(
-    given: Asking,
+    given: GivenTenant,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="32 hex digits, as `holdmq pub` prints.")],
 ) -> None:
     """Print one message with all that the log knows of it."""
@@ -57,7 +57,7 @@ def get(
 
 @app.add("find", example="holdmq message find orders --key 4711")
 def find(
-    given: Asking,
+    given: GivenTenant,
     topic: Topic,
     key: Annotated[str, typer.Option("--key", help="A key that the messages were sent with.")] = "",
     unique_id: Annotated[str, typer.Option("--unique-id", help="The producer's own id of a message.")] = "",
@@ -83,7 +83,7 @@ def find(
 
 @app.add("tail", example="holdmq message tail devices --tag '42/#' --count 20")
 def tail(
-    given: Asking,
+    given: GivenTenant,
     topic: Topic,
     tag: Tag = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many messages.")] = 10,
@@ -96,7 +96,7 @@ def tail(
 
 @app.add("replay", example="holdmq message replay devices --from 2h --to devices-again")
 def replay(
-    given: Asking,
+    given: GivenTenant,
     topic: Topic,
     begin: Annotated[str, typer.Option("--from", metavar="TIME", help=f"Since: {TIME_HELP}.")],
     end: Annotated[
@@ -177,7 +177,7 @@ async def _resend(messages: Messages, replayed: AsyncIterable[Message], target: 
 def _run(config: Config, work: Callable[[Messages], Awaitable[T]]) -> T:
     from holdmq.client.queries import Messages
 
-    return run_calls(config, Messages, work)
+    return run_calls(config, Messages, work, tenant=config.client.tenant)
 
 
 def _again(message: Message, topic: str) -> Message:
@@ -195,7 +195,7 @@ def _again(message: Message, topic: str) -> Message:
     )
 
 
-def _show(message: Message, given: Asking) -> None:
+def _show(message: Message, given: GivenTenant) -> None:
     if given.as_json:
         print_json(fields_of(message))
     else:

@@ -48,6 +48,15 @@ QueuesPerBroker = Annotated[
 Search = Annotated[
     str, typer.Option("--search", metavar="TEXT", help="Only names with this in them, in capitals or not.")
 ]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="Name topics and groups as this tenant does; client.tenant does the same.",
+        show_default=False,
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -115,6 +124,18 @@ class Asking(Given):
         """Read the configuration that the options name, with `more` settings on top. Raises ConfigError."""
         wanted = () if self.cluster is None else (f"client.cluster={self.cluster}",)
         return Given.configuration(self, *wanted, *more)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTenant(Asking):
+    """What a command is given that names topics or groups: it may do so in a tenant's words."""
+
+    tenant: Tenant = None
+
+    def configuration(self, *more: str) -> Config:
+        """Read the configuration as `Asking` does, and in it, as client.tenant, whose words names are in."""
+        own = () if self.tenant is None else (f"client.tenant={self.tenant}",)
+        return Asking.configuration(self, *own, *more)
 
 
 class CommandGroup(typer.Typer):

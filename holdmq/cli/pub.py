@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from holdmq.cli.options import Asking, CommandGroup, print_json
+from holdmq.cli.options import CommandGroup, GivenTenant, print_json
 from holdmq.cli.progress import counting
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
@@ -30,7 +30,7 @@ def register(app: CommandGroup) -> None:
 
 
 def pub(
-    given: Asking,
+    given: GivenTenant,
     topic: Annotated[str, typer.Argument(help="MQTT topic; its first level is the log's topic.")],
     message: Annotated[str | None, typer.Option("-m", "--message", help="The message.")] = None,
     file: Annotated[
@@ -90,7 +90,10 @@ async def _send(
     topic, tag = split_mqtt_topic(mqtt_topic)
     count, last = 0, None
     async with Producer(
-        config.registries(), security=Security.of(config), cluster=config.client.cluster
+        config.registries(),
+        security=Security.of(config),
+        cluster=config.client.cluster,
+        tenant=config.client.tenant,
     ) as producer:
         with counting("messages stored") as report:
             # Standard input may be slow; the connections live on while it is waited for.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from holdmq.cli.options import Asking, CommandGroup, print_json
+from holdmq.cli.options import CommandGroup, GivenTenant, print_json
 from holdmq.cli.shown import write_line
 from holdmq.cli.times import TIME_HELP, parse_time
 from holdmq.config.model import Config
@@ -34,7 +34,7 @@ def register(app: CommandGroup) -> None:
 
 
 def sub(
-    given: Asking,
+    given: GivenTenant,
     mqtt_filter: Annotated[str, typer.Argument(metavar="FILTER", help="MQTT topic filter.")],
     begin: Annotated[
         str, typer.Option("--from", metavar="TIME", help=f"Where to begin: earliest, latest, or {TIME_HELP}.")
@@ -89,6 +89,7 @@ class _Subscription:
             refresh_s=REFRESH_S,
             security=Security.of(config),
             cluster=config.client.cluster,
+            tenant=config.client.tenant,
         )
         routes.start()
         try:

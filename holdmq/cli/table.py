@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import Asking, CommandGroup, QueuesPerBroker, print_json
+from holdmq.cli.options import CommandGroup, GivenTenant, QueuesPerBroker, print_json
 from holdmq.cli.shown import content, say, write_line
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
@@ -40,7 +40,7 @@ IfVersion = Annotated[
 
 
 @app.add("create", example="holdmq table create settings")
-def create(given: Asking, name: Name, queues: QueuesPerBroker = 0) -> None:
+def create(given: GivenTenant, name: Name, queues: QueuesPerBroker = 0) -> None:
     """Create a table on every live broker; creating it again with the same settings succeeds."""
 
     async def run(table: Table) -> list[str]:
@@ -52,7 +52,7 @@ def create(given: Asking, name: Name, queues: QueuesPerBroker = 0) -> None:
 
 
 @app.add("get", example="holdmq table get settings sensor/42")
-def get(given: Asking, name: Name, key: Key) -> None:
+def get(given: GivenTenant, name: Name, key: Key) -> None:
     """Print the value of a key. Exit code 1 when it has none."""
     entry = _with_table(given.configuration(), name, lambda table: table.get(key))
     if entry is None:
@@ -66,7 +66,7 @@ def get(given: Asking, name: Name, key: Key) -> None:
 
 @app.add("scan", example="holdmq table scan settings --prefix sensor/")
 def scan(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     prefix: Prefix = "",
     count: Annotated[int, typer.Option("--count", min=0, help="At most so many rows; 0 = all.")] = 0,
@@ -90,7 +90,7 @@ def scan(
 
 @app.add("put", example="holdmq table put settings sensor/42 '{\"interval_s\": 10}'")
 def put(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     key: Key,
     value: Annotated[str | None, typer.Argument(help="The value.")] = None,
@@ -108,7 +108,7 @@ def put(
 
 
 @app.add("delete", example="holdmq table delete settings sensor/42")
-def delete(given: Asking, name: Name, key: Key, if_version: IfVersion = None) -> None:
+def delete(given: GivenTenant, name: Name, key: Key, if_version: IfVersion = None) -> None:
     """Take a key's value away; that it has none is fine."""
     version = _with_table(given.configuration(), name, lambda table: table.delete(key, if_version=if_version))
     given.tell({"key": key, "version": version}, version)
@@ -116,7 +116,7 @@ def delete(given: Asking, name: Name, key: Key, if_version: IfVersion = None) ->
 
 @app.add("watch", example="holdmq table watch settings --prefix sensor/")
 def watch(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     prefix: Prefix = "",
     changes_only: Annotated[
@@ -132,7 +132,7 @@ def watch(
     _with_table(given.configuration(), name, run)
 
 
-async def _watch(table: Table, prefix: str, with_rows: bool, left: int, given: Asking) -> None:
+async def _watch(table: Table, prefix: str, with_rows: bool, left: int, given: GivenTenant) -> None:
     from holdmq.client.table_watch import TableChange
 
     done = asyncio.Event()
@@ -154,7 +154,7 @@ async def _watch(table: Table, prefix: str, with_rows: bool, left: int, given: A
     ending.cancel()
 
 
-def _show_event(event: Event, given: Asking) -> None:
+def _show_event(event: Event, given: GivenTenant) -> None:
     from holdmq.client.table_watch import TableChange, TableReset
 
     if not isinstance(event, TableChange):
@@ -172,7 +172,7 @@ def _show_event(event: Event, given: Asking) -> None:
 def _with_table(config: Config, name: str, work: Callable[[Table], Awaitable[T]]) -> T:
     from holdmq.client.tables import Table
 
-    return run_calls(config, partial(Table, name), work)
+    return run_calls(config, partial(Table, name), work, tenant=config.client.tenant)
 
 
 def _value(value: str | None, file: Path | None) -> bytes:
@@ -191,7 +191,7 @@ def _fields(entry: TableEntry) -> dict[str, Any]:
     return {"key": entry.key, **content("value", entry.value), "version": entry.version}
 
 
-def _show(entry: TableEntry, given: Asking) -> None:
+def _show(entry: TableEntry, given: GivenTenant) -> None:
     if given.as_json:
         print_json(_fields(entry))
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import Asking, CommandGroup, QueuesPerBroker, Search, Yes, confirm
+from holdmq.cli.options import CommandGroup, GivenTenant, QueuesPerBroker, Search, Yes, confirm
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -93,7 +93,7 @@ class TopicChoices:
 
 @app.add("list", example="holdmq topic list --search orders")
 def list_(
-    given: Asking,
+    given: GivenTenant,
     system: Annotated[bool, typer.Option("--system", help="Show system topics too.")] = False,
     search: Search = "",
 ) -> None:
@@ -116,7 +116,7 @@ def list_(
 
 @app.add("create", example="holdmq topic create devices --queues 8 --retention 12h")
 def create(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     settings: TopicChoices,
     queues: QueuesPerBroker = 0,
@@ -142,7 +142,7 @@ def create(
 
 @app.add("update", example="holdmq topic update devices --perm rw --retention 12h")
 def update(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     settings: TopicChoices,
     filter_type: Annotated[str | None, typer.Option("--filter-type", hidden=True)] = None,
@@ -171,7 +171,7 @@ def update(
 
 @app.add("queues", example="holdmq topic queues devices --to 8")
 def queues(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     to: Annotated[
         int | None,
@@ -194,7 +194,7 @@ def queues(
 
 
 @app.add("readers", example="holdmq topic readers devices")
-def readers(given: Asking, name: Name) -> None:
+def readers(given: GivenTenant, name: Name) -> None:
     """List who reads a topic, whichever way: members of groups, pulls, Spark, gateways, the console."""
     answers = _run(given.configuration(), lambda admin: admin.topic_readers(name))
     found = {b: view for b, view in answers.items() if not isinstance(view, HoldMQError)}
@@ -215,20 +215,20 @@ def readers(given: Asking, name: Name) -> None:
 
 
 @app.add("pause", example="holdmq topic pause devices")
-def pause(given: Asking, name: Name) -> None:
+def pause(given: GivenTenant, name: Name) -> None:
     """Pause a topic: it takes and keeps messages, and delivers none until it is resumed."""
     _show(_run(given.configuration(), lambda admin: admin.pause_topic(name)), given, _sentence)
 
 
 @app.add("resume", example="holdmq topic resume devices")
-def resume(given: Asking, name: Name) -> None:
+def resume(given: GivenTenant, name: Name) -> None:
     """Resume a paused topic: what it kept is delivered, then what comes."""
     _show(_run(given.configuration(), lambda admin: admin.pause_topic(name, False)), given, _sentence)
 
 
 @app.add("delete", example="holdmq topic delete devices --yes")
 def delete(
-    given: Asking,
+    given: GivenTenant,
     name: Name,
     force: Annotated[
         bool, typer.Option("--force", help="At once, whoever uses it: unconsumed messages are lost.")
@@ -255,7 +255,7 @@ def delete(
 def _run(config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
     from holdmq.client.admin import Admin
 
-    return run_calls(config, Admin, work)
+    return run_calls(config, Admin, work, tenant=config.client.tenant)
 
 
 async def _resize(admin: Admin, name: str, queues: int, wait_s: float) -> dict[str, TopicRow]:
@@ -371,7 +371,7 @@ def _row(broker: str, topic: TopicRow, counts: TopicStats | None) -> dict[str, A
     return {"broker": broker, **topic._asdict(), **(counts._asdict() if counts is not None else {})}
 
 
-def _show(found: dict[str, TopicRow], given: Asking, sentence: Callable[[str, TopicRow], str]) -> None:
+def _show(found: dict[str, TopicRow], given: GivenTenant, sentence: Callable[[str, TopicRow], str]) -> None:
     rows = sorted(found.items())
     given.tell(
         [_row(broker, row, None) for broker, row in rows], *(sentence(broker, row) for broker, row in rows)
@@ -411,7 +411,7 @@ def _flags(row: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _show_queues(found: list[dict[str, Any]], given: Asking) -> None:
+def _show_queues(found: list[dict[str, Any]], given: GivenTenant) -> None:
     given.table(
         ("broker", "queue", "first offset", "end offset", ""),
         found,

@@ -103,7 +103,7 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
     """Asks registries and brokers. Use it as `async with Admin(["host:9876"]) as admin`, on one loop.
 
     Answers that are per broker hold, for a broker that did not answer, its error. `security`: credentials
-    and TLS.
+    and TLS. `tenant`: topics and groups are named in its words, and lists have what is its own.
     """
 
     def __init__(
@@ -115,8 +115,11 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         routes: RouteTable | None = None,
         security: Security | None = None,
         cluster: str = "",
+        tenant: str = "",
     ) -> None:
-        super().__init__("admin", registries, client_id, role, routes, security, ADMIN_TIMEOUT_S, cluster)
+        super().__init__(
+            "admin", registries, client_id, role, routes, security, ADMIN_TIMEOUT_S, cluster, tenant
+        )
 
     async def call(
         self, code: RequestCode, broker: str, header: Header, timeout_s: float | None = None

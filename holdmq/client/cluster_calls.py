@@ -38,9 +38,10 @@ class ClusterCalls(RoutedClient):
         security: Security | None,
         timeout_s: float,
         cluster: str,
+        tenant: str,
     ) -> None:
         client_id = client_id or f"{kind}-{secrets.token_hex(8)}"
-        super().__init__(registries, client_id, routes, security, cluster, role=role)
+        super().__init__(registries, client_id, routes, security, cluster, tenant, role=role)
         self.timeout_s = timeout_s
 
     async def call(
@@ -86,7 +87,11 @@ class ClusterCalls(RoutedClient):
 
 
 class AdminCalls(ClusterCalls):
-    """ClusterCalls of those who look after a cluster. `timeout_s` None = the class's `TIMEOUT_S`."""
+    """ClusterCalls of those who look after a cluster. `timeout_s` None = the class's `TIMEOUT_S`.
+
+    `tenant`: topics and groups are named in its words, and lists have what is its own ("" = everything, in
+    whole names).
+    """
 
     KIND: ClassVar[str]
     TIMEOUT_S: ClassVar[float]
@@ -101,9 +106,10 @@ class AdminCalls(ClusterCalls):
         security: Security | None = None,
         cluster: str = "",
         timeout_s: float | None = None,
+        tenant: str = "",
     ) -> None:
         wait_s = self.TIMEOUT_S if timeout_s is None else timeout_s
-        super().__init__(self.KIND, registries, client_id, role, routes, security, wait_s, cluster)
+        super().__init__(self.KIND, registries, client_id, role, routes, security, wait_s, cluster, tenant)
 
 
 def read_each(

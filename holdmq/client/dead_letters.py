@@ -11,6 +11,7 @@ from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.names import check_group
 from holdmq.errors import Code, OffsetError, RecordError, RemoteError, UsageError
 from holdmq.message import Message, TopicQueue
+from holdmq.names.tenants import within
 from holdmq.record.batch import split_records
 from holdmq.record.codec import decode_record
 from holdmq.record.origin import Origin, dlq_topic, origin_of, value_in
@@ -163,7 +164,7 @@ class DeadLetters(AdminCalls):
         letters: list[ReadLetter] = []
         at = 0
         for size in split_records(reply.body).tolist():
-            letters.append(_letter(reply.body, at, group, broker))
+            letters.append(_letter(reply.body, at, group, broker, self.tenant))
             at += size
         if queue.next_offset <= offset:
             raise OffsetError(Code.OFFSET_AHEAD, str(place), offset, queue.next_offset)
@@ -215,13 +216,15 @@ def _requests(whole: DlqResendRequest, offsets: list[int] | None) -> list[DlqRes
     return [replace(whole, offsets=part) for part in parts]
 
 
-def _letter(records: memoryview, at: int, group: str, broker: str) -> ReadLetter:
+def _letter(records: memoryview, at: int, group: str, broker: str, tenant: str) -> ReadLetter:
     record = decode_record(records, at)
     origin = origin_of(record.properties)
+    if origin is not None:
+        origin = origin._replace(topic=within(tenant, origin.topic))
     try:
         message = record.to_message(broker)
     except RecordError:
         # It is shown all the same: that nobody can decode it may be why it is here.
         message = Message(dlq_topic(group), record.body, queue_offset=record.queue_offset)
-    message.topic = value_in(record.properties, "REAL_TOPIC") or message.topic
+    message.topic = within(tenant, value_in(record.properties, "REAL_TOPIC") or message.topic)
     return ReadLetter(broker, record.queue_offset, record.store_ms, origin, message)

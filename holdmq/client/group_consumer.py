@@ -41,6 +41,7 @@ class Consumer(QueueMember):
 
     `client_id` names the member and must be its own; in broadcast its positions are under it, so it must
     stay the same (default: the host's name). `routes`: share this RouteTable in place of `registries`.
+    `tenant`: topics and the group are named in its words, "" = in whole names.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Consumer(QueueMember):
         suspend_s: float = SUSPEND_S,
         release_wait_s: float = RELEASE_WAIT_S,
         room: str = "",
+        tenant: str = "",
     ) -> None:
         super().__init__(
             registries,
@@ -89,6 +91,7 @@ class Consumer(QueueMember):
             suspend_s=suspend_s,
             release_wait_s=release_wait_s,
             room=room,
+            tenant=tenant,
         )
         self._workers: Workers[HandedJob] = Workers(
             handler, concurrency, self._take, self._settling.settle, takes_many=batch_max > 1

@@ -66,7 +66,7 @@ class GroupMembership:
         release_wait_s: float = RELEASE_WAIT_S,
         room: str = "",
     ) -> None:
-        self.core = Rebalance(routes.client_id, strategy, release_wait_s)
+        self.core = Rebalance(routes.client_id, strategy, release_wait_s, routes.tenant)
         self.subscriptions: list[GroupSubscription] = []
         self.members: dict[str, list[str]] = {}
         """The group's members, by broker."""

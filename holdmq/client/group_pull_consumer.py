@@ -61,6 +61,7 @@ class GroupPullConsumer(QueueMember):
         buffer_max_messages: int = BUFFER_MAX_MESSAGES,
         release_wait_s: float = RELEASE_WAIT_S,
         room: str = "",
+        tenant: str = "",
     ) -> None:
         super().__init__(
             registries,
@@ -83,6 +84,7 @@ class GroupPullConsumer(QueueMember):
             suspend_s=SUSPEND_S,
             release_wait_s=release_wait_s,
             room=room,
+            tenant=tenant,
         )
         self._polled: dict[int, HandedJob] = {}
         """What is in the caller's hands, by the identity of its message."""

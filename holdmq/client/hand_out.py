@@ -20,6 +20,7 @@ from holdmq.client.rebalance import HeldLease
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import HoldMQError
 from holdmq.message import Message, TopicQueue
+from holdmq.names.tenants import within
 from holdmq.record.codec import decode_record, tag_of_record
 from holdmq.record.origin import RETRY_PREFIX, value_in
 
@@ -54,7 +55,8 @@ class HandOut:
     """Takes messages from `queues` (the caller's dict, which it changes).
 
     `on_room(process)`: records left a queue's buffer. `filters` are by topic. A queue is handed out only
-    while its lease lasts (`add` without one: for ever). `batch_max`: messages of a job at most.
+    while its lease lasts (`add` without one: for ever). `batch_max`: messages of a job at most. `tenant`: in
+    whose words topics are said.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class HandOut:
         is_ordered: bool,
         on_room: Callable[[ProcessQueue], None],
         batch_max: int = 1,
+        tenant: str = "",
     ) -> None:
         self.is_paused = False
         self.paused_brokers: set[str] = set()
@@ -74,6 +77,7 @@ class HandOut:
         self._is_ordered = is_ordered
         self._on_room = on_room
         self._batch_max = batch_max
+        self._tenant = tenant
         self._ready: deque[ProcessQueue] = deque()
         self._in_ready: set[int] = set()
         self._leases: dict[TopicQueue, HeldLease] = {}
@@ -238,4 +242,6 @@ class HandOut:
             return None
         if queue.topic.startswith(RETRY_PREFIX):
             message.topic = value_in(record.properties, "REAL_TOPIC") or message.topic
+        if self._tenant:
+            message.topic = within(self._tenant, message.topic)
         return message

@@ -38,7 +38,8 @@ log = structlog.get_logger("holdmq.client")
 class RoutedClient:
     """Works over a RouteTable of its own, or over `routes`, which the caller starts and closes.
 
-    Its own is made with the other arguments, and closed with this object.
+    Its own is made with the other arguments, and closed with this object. `tenant`: topics and groups are
+    named in this tenant's words (docs/tenants.md), "" = in whole names, or as `routes` have it.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RoutedClient:
         routes: RouteTable | None,
         security: Security | None,
         cluster: str,
+        tenant: str,
         *,
         role: str = "client",
         reroute_s: float = REROUTE_S,
@@ -55,9 +57,18 @@ class RoutedClient:
         self._owns_routes = routes is None
         if routes is None:
             routes = RouteTable(
-                registries, client_id, role=role, security=security, reroute_s=reroute_s, cluster=cluster
+                registries,
+                client_id,
+                role=role,
+                security=security,
+                reroute_s=reroute_s,
+                cluster=cluster,
+                tenant=tenant,
             )
+        elif tenant and tenant != routes.tenant:
+            raise UsageError(f"the shared routes are of the tenant {routes.tenant!r}, not {tenant!r}")
         self.routes = routes
+        self.tenant = routes.tenant
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -125,6 +136,7 @@ class GroupConsumer(RoutedConsumer):
         routes: RouteTable | None,
         security: Security | None,
         cluster: str,
+        tenant: str,
         *,
         start: StartAt | None,
         concurrency: int,
@@ -133,7 +145,8 @@ class GroupConsumer(RoutedConsumer):
         check_start(start)
         if concurrency < 1:
             raise UsageError(f"concurrency {concurrency} is below 1")
-        super().__init__(registries, client_id, routes, security, cluster)
+        super().__init__(registries, client_id, routes, security, cluster, tenant)
+        self.routes.check_name(group)
         self.group = group
         self.client_id = client_id
         self._changed = asyncio.Event()

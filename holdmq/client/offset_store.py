@@ -21,6 +21,7 @@ from holdmq.errors import StorageError, StoreFormatError, UsageError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.message import TopicQueue
+from holdmq.names.tenants import in_tenant, within
 
 DIRECTORY: Final = "~/.holdmq_offsets"
 FILE: Final = "offsets.json"
@@ -31,13 +32,25 @@ log = structlog.get_logger("holdmq.client")
 
 
 class OffsetStore:
-    """One consumer's file. `open`, then `save` as often as wanted, then `close`."""
+    """One consumer's file. `open`, then `save` as often as wanted, then `close`.
 
-    def __init__(self, directory: str | Path, client_id: str, group: str, disk: Disk | None = None) -> None:
+    `tenant`: whose words the names are in; the file has whole ones, as two tenants may name groups alike.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        client_id: str,
+        group: str,
+        disk: Disk | None = None,
+        *,
+        tenant: str = "",
+    ) -> None:
         name = quote(client_id, safe=" @+=,:")
         if name in ("", ".", "..") or len(name) > NAME_BYTES_MAX:
             raise UsageError(f"client id {client_id!r} names no directory: give one of 1 to 255 characters")
-        self._home = Path(directory).expanduser() / name / group
+        self._home = Path(directory).expanduser() / name / in_tenant(tenant, group)
+        self._tenant = tenant
         self._file = AtomicFile(self._home / FILE, disk)
         self._version = 0
         self._backed: dict[TopicQueue, Position] = {}
@@ -68,7 +81,10 @@ class OffsetStore:
             if loaded is None:
                 return {}
             self._version = loaded.data_version
-            return _positions(loaded.content, self.path)
+            return {
+                queue._replace(topic=within(self._tenant, queue.topic)): position
+                for queue, position in _positions(loaded.content, self.path).items()
+            }
         except BaseException:
             self.close()
             raise
@@ -81,7 +97,8 @@ class OffsetStore:
         """
         content: dict[str, dict[str, dict[str, list[int]]]] = {}
         for queue, position in sorted(positions.items()):
-            of_broker = content.setdefault(queue.topic, {}).setdefault(queue.broker, {})
+            topic = in_tenant(self._tenant, queue.topic)
+            of_broker = content.setdefault(topic, {}).setdefault(queue.broker, {})
             of_broker[str(queue.queue_id)] = list(position)
         is_raise = all(q in self._backed and p >= self._backed[q] for q, p in positions.items())
         for _ in range(1 if is_raise else 2):

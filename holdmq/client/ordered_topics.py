@@ -15,6 +15,7 @@ from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import OrderGetRequest, OrderGetResponse, OrderRow, OrderSetRequest
+from holdmq.wire.tenant_words import TenantWords
 
 CALL_TIMEOUT_S: Final = 5.0
 
@@ -22,7 +23,8 @@ CALL_TIMEOUT_S: Final = 5.0
 class OrderedTopics:
     """Asks and tells every registry. Use it as `async with OrderedTopics(["host:9876"]) as ordered`.
 
-    `cluster`: what is asked and told is about its brokers alone, "" = about those of all.
+    `cluster`: what is asked and told is about its brokers alone, "" = about those of all. `tenant`: topics
+    are named in its words, "" = in whole names.
     """
 
     def __init__(
@@ -32,13 +34,15 @@ class OrderedTopics:
         client_id: str = "admin",
         security: Security | None = None,
         cluster: str = "",
+        tenant: str = "",
     ) -> None:
         if isinstance(registries, str) or not registries:
             raise UsageError("registries must be a list of at least one host:port")
         check_cluster(cluster)
         self._cluster = cluster
+        words = TenantWords(tenant) if tenant else None
         self._clients = [
-            Client(address, "client", client_id, software=SOFTWARE, security=security)
+            Client(address, "client", client_id, software=SOFTWARE, security=security, words=words)
             for address in dict.fromkeys(registries)
         ]
 

@@ -27,6 +27,7 @@ from holdmq.client.route import REROUTE_S, RouteTable
 from holdmq.client.sender import Sender
 from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
+from holdmq.names.tenants import in_tenant
 from holdmq.names.topics import tag_fault, topic_fault
 from holdmq.produce import PRODUCE_MAX_BYTES, new_producer_id
 from holdmq.record.codec import FIXED_SIZE
@@ -53,7 +54,8 @@ class Producer(RoutedClient):
     (0 = none) travel and lie compressed (zlib, `compress_level` 1 to 9) where that makes them smaller;
     consumers get what was sent.
     `send_timeout_s`: the deadline of a send, all retries included. `reroute_s`: how long the keys of a broker
-    that does not answer wait for it. `numbers` has the counters.
+    that does not answer wait for it. `tenant`: topics are named in its words, "" = in whole names.
+    `numbers` has the counters.
     """
 
     def __init__(
@@ -69,16 +71,17 @@ class Producer(RoutedClient):
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
         compress_min_bytes: int = COMPRESS_MIN_BYTES,
         compress_level: int = COMPRESS_LEVEL,
+        tenant: str = "",
     ) -> None:
         if not 1 <= compress_level <= 9 or compress_min_bytes < 0:
             raise UsageError("compress_level is 1 to 9, compress_min_bytes 0 (never) or more")
         self.producer_id = new_producer_id()
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
-        super().__init__(registries, self.client_id, routes, security, cluster, reroute_s=reroute_s)
+        super().__init__(registries, self.client_id, routes, security, cluster, tenant, reroute_s=reroute_s)
         self.sender: Sender | None = None
         self._send_timeout_s = send_timeout_s
         self._outstanding_max_bytes = outstanding_max_bytes
-        self._packing = Packing(compress_min_bytes, compress_level)
+        self._packing = Packing(compress_min_bytes, compress_level, self.tenant)
         self._ids = 0
         self._born_ms = 0
         self._topics_known: set[str] = set()
@@ -384,6 +387,7 @@ class Producer(RoutedClient):
             fault = topic_fault(topic)
             if fault is not None:
                 raise UsageError(fault)
+            self.routes.check_name(topic)
             self._topics_known.add(topic)
         if tag is not None and tag not in self._tags_known:
             fault = tag_fault(tag)
@@ -455,7 +459,8 @@ class Producer(RoutedClient):
             sizes = np.fromiter(map(len, encoded), ">u4", len(encoded)).tobytes()
             return SendChunk(owner, topic, part, b"".join(encoded), sizes, None, terms)
         self._born_ms = time.time_ns() // 1_000_000
-        made = encode_bodies(topic, target.queue_id, tag, own, self.producer_id, self._ids, self._born_ms)
+        whole = in_tenant(self.tenant, topic)
+        made = encode_bodies(whole, target.queue_id, tag, own, self.producer_id, self._ids, self._born_ms)
         self._ids += len(own)
         return SendChunk(owner, topic, part, made.records, made.sizes, None, terms, made.largest)
 

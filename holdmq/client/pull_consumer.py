@@ -25,6 +25,7 @@ from holdmq.client.route import Link, RouteTable
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
+from holdmq.names.tenants import within
 from holdmq.record.messages import decode_messages
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.rpc.security import Security
@@ -78,7 +79,7 @@ class PullConsumer(RoutedConsumer):
     RouteTable, which the caller starts and closes, in place of `registries`. `security`: credentials
     and TLS. `read_replicas`: whether replicas of a broker that do not lead it may answer (`allow`: what has
     left their leader's memory; `prefer`: whatever they have; `never`). `is_replay`: it reads again what was,
-    which brokers count apart from what consumers pull.
+    which brokers count apart from what consumers pull. `tenant`: topics are named in its words.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class PullConsumer(RoutedConsumer):
         tag_filter: str | None = None,
         read_replicas: ReadReplicas = "allow",
         is_replay: bool = False,
+        tenant: str = "",
     ) -> None:
         self._is_replay = is_replay
         try:
@@ -101,7 +103,7 @@ class PullConsumer(RoutedConsumer):
             raise UsageError(f"read_replicas: {error}") from error
         self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
         self._filter = TagFilter.of(tags, tag_filter)
-        super().__init__(registries, self.client_id, routes, security, cluster)
+        super().__init__(registries, self.client_id, routes, security, cluster, tenant)
         self._cursors: dict[TopicQueue, QueueCursor] = {}
         self._topics: set[str] = set()
         self._registered = RegisteredFilters(self.routes, self._filter_failed)
@@ -222,7 +224,7 @@ class PullConsumer(RoutedConsumer):
                 raise cursor.fault
 
     async def poll_raw(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Pulled]:
-        """Return the next records as they lie in the log, by queue; see `poll`.
+        """Return the next records as they lie in the log (with whole names), by queue; see `poll`.
 
         Records may be among them that the consumer's filter rejects: test their tags. Queues that
         cannot be read at their position are parts with that status; they are returned once, and
@@ -403,6 +405,9 @@ class PullConsumer(RoutedConsumer):
             # Brokers refuse such records; one that is there all the same must not hide the others.
             self.undecodable += 1
             log.error("a record cannot be decoded", queue=str(part.queue), reason=one.reason)
+        if self.tenant:
+            for message in messages:
+                message.topic = within(self.tenant, message.topic)
         if self._filter.is_everything:
             return messages
         return [message for message in messages if self._filter.passes(message.tag)]

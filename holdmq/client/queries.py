@@ -14,6 +14,7 @@ from holdmq.client.pull_consumer import PullConsumer, ReadReplicas
 from holdmq.client.route import RouteTable, TopicRoute
 from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
 from holdmq.message import Message, MessageId, TopicQueue
+from holdmq.names.tenants import tenant_of, within
 from holdmq.record.codec import decode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
@@ -94,6 +95,7 @@ class Messages(AdminCalls):
         cluster: str = "",
         timeout_s: float | None = None,
         read_replicas: ReadReplicas = "allow",
+        tenant: str = "",
     ) -> None:
         try:
             self._wanted = ReplicaReads.of(read_replicas)
@@ -108,6 +110,7 @@ class Messages(AdminCalls):
             security=security,
             cluster=cluster,
             timeout_s=timeout_s,
+            tenant=tenant,
         )
 
     async def get(self, message_id: MessageId | str) -> Message:
@@ -122,6 +125,10 @@ class Messages(AdminCalls):
             RequestCode.MESSAGE_GET, broker, lambda replicas: MessageGetRequest(str(wanted), replicas)
         )
         (message,) = _messages(reply, broker, 1)
+        if self.tenant:
+            if tenant_of(message.topic) != self.tenant:
+                raise RemoteError(Code.MESSAGE_UNKNOWN, f"{wanted} is not of the tenant {self.tenant!r}")
+            message.topic = within(self.tenant, message.topic)
         return message
 
     async def find(
@@ -154,7 +161,7 @@ class Messages(AdminCalls):
 
             reply = await self._look_up(RequestCode.MESSAGE_FIND, broker, request)
             answer = reply.header(MessageFindResponse)
-            return answer, _messages(reply, broker, answer.records)
+            return answer, _messages(reply, broker, answer.records, self.tenant)
 
         answers = dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))
         found = [message for _, messages in answers.values() for message in messages]
@@ -424,7 +431,7 @@ class _Backwards:
         while not self.found and not self._is_done and self._left > 0:
             reply = await self._read(min(count, self._left))
             answer = reply.header(MessageBackwardsResponse)
-            read = _messages(reply, self._queue.broker, answer.records)
+            read = _messages(reply, self._queue.broker, answer.records, self._messages.tenant)
             if read:
                 self._position = _position(read[-1])
             self.found.extend(message for message in read if message.store_ms >= self._begin_ms)
@@ -449,13 +456,15 @@ class _Backwards:
         return await self._messages._look_up(RequestCode.MESSAGE_BACKWARDS, self._queue.broker, request)
 
 
-def _messages(reply: Reply, broker: str, count: int) -> list[Message]:
-    """The messages in an answer's body. Raises WireError when they are not so many."""
+def _messages(reply: Reply, broker: str, count: int, tenant: str = "") -> list[Message]:
+    """The messages in an answer's body, in the tenant's words. Raises WireError when they are not so many."""
     found: list[Message] = []
     at = 0
     while at < len(reply.body):
         record = decode_record(reply.body, at)
-        found.append(record.to_message(broker))
+        message = record.to_message(broker)
+        message.topic = within(tenant, message.topic)
+        found.append(message)
         at += record.total_size
     if len(found) != count:
         raise WireError(f"an answer of {count} messages has {len(found)}")

@@ -81,6 +81,7 @@ class QueueMember(GroupConsumer):
         suspend_s: float,
         release_wait_s: float,
         room: str,
+        tenant: str,
     ) -> None:
         if mode not in (CLUSTERING, BROADCAST):
             raise UsageError(f"mode {mode!r} is not clustering or broadcast (shared has its own consumer)")
@@ -93,7 +94,15 @@ class QueueMember(GroupConsumer):
         if routes is not None and routes.client_id != client_id:
             raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {client_id!r}")
         super().__init__(
-            registries, group, client_id, routes, security, cluster, start=start, concurrency=concurrency
+            registries,
+            group,
+            client_id,
+            routes,
+            security,
+            cluster,
+            tenant,
+            start=start,
+            concurrency=concurrency,
         )
         self._is_clustering = mode == CLUSTERING
         self._ordered = ordered
@@ -105,7 +114,9 @@ class QueueMember(GroupConsumer):
         self._strategy = strategy_of(strategy)
         self._release_wait_s = release_wait_s
         self._buffer = (buffer_max_bytes, buffer_max_messages)
-        store = OffsetStore(offsets_directory, client_id, group) if mode == BROADCAST else None
+        store = None
+        if mode == BROADCAST:
+            store = OffsetStore(offsets_directory, client_id, group, tenant=self.tenant)
         self._progress: BrokerProgress | FileProgress = (
             BrokerProgress(self.routes, group, start)
             if store is None
@@ -115,7 +126,9 @@ class QueueMember(GroupConsumer):
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._refusal: HoldMQError | None = None
         check_batch_max(batch_max)
-        self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made, batch_max)
+        self._hand_out = HandOut(
+            self._queues, self._filters, ordered, self._room_made, batch_max, self.tenant
+        )
         self._settling = JobSettling(
             self.routes,
             group,

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from holdmq.client.allocation import NO_ROOMS, Rooms, Strategy, queues_of_member
 from holdmq.errors import Code
 from holdmq.message import TopicQueue
+from holdmq.names.tenants import in_tenant
 from holdmq.wire.group_headers import LeasedQueue, WantedQueue
 
 ASK_AGAIN_S: Final = 1.0
@@ -139,15 +140,26 @@ class _Broker:
 
 
 class Rebalance:
-    """The leases of one member of one group. Call a method, then do what `actions` returns."""
+    """The leases of one member of one group. Call a method, then do what `actions` returns.
 
-    def __init__(self, client_id: str, strategy: Strategy, release_wait_s: float = RELEASE_WAIT_S) -> None:
+    `tenant`: whose words topics are in. The strategy is given whole names: some of a group's members may have
+    the setting and some not, and all must divide alike.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        strategy: Strategy,
+        release_wait_s: float = RELEASE_WAIT_S,
+        tenant: str = "",
+    ) -> None:
         self.client_id = client_id
         self.leases: dict[TopicQueue, HeldLease] = {}
         self.lost = 0
         self.fault: Exception | None = None
         """Why the strategy's last answer cannot be used: leases stay as they are. None = it can."""
         self._strategy = strategy
+        self._tenant = tenant
         self._release_wait_s = release_wait_s
         self._queues: frozenset[TopicQueue] = frozenset()
         self._broker_rooms: Mapping[str, str] = {}
@@ -331,9 +343,12 @@ class Rebalance:
         if not self._is_closing:
             members_at = {n: b.members for n, b in self._brokers.items() if b.version >= 0}
             try:
-                wanted = queues_of_member(
-                    self.client_id, self._strategy, self._queues, members_at, self._rooms()
-                )
+                by_whole = {
+                    queue._replace(topic=in_tenant(self._tenant, queue.topic)): queue
+                    for queue in self._queues
+                }
+                mine = queues_of_member(self.client_id, self._strategy, by_whole, members_at, self._rooms())
+                wanted = {by_whole[queue] for queue in mine}
                 self.fault = None
             except Exception as error:  # noqa: BLE001 - a strategy may be anybody's function
                 self.fault = error

@@ -15,6 +15,7 @@ from zlib_ng.zlib_ng import crc32
 
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message
+from holdmq.names.tenants import in_tenant
 from holdmq.record.bodies import ID_MASK, EncodedBodies, encode_each
 from holdmq.record.codec import (
     CRC_AT,
@@ -66,13 +67,19 @@ def unique_id(producer_id: int, count: int) -> str:
 
 
 class Packing:
-    """From which size on bodies are compressed (0 = never), and how hard (zlib level 1 to 9)."""
+    """From which size on bodies are compressed (0 = never), and how hard (zlib level 1 to 9).
 
-    __slots__ = ("level", "min_bytes")
+    `tenant`: whose words the topics are in; records have whole names.
+    """
 
-    def __init__(self, min_bytes: int = COMPRESS_MIN_BYTES, level: int = COMPRESS_LEVEL) -> None:
+    __slots__ = ("level", "min_bytes", "tenant")
+
+    def __init__(
+        self, min_bytes: int = COMPRESS_MIN_BYTES, level: int = COMPRESS_LEVEL, tenant: str = ""
+    ) -> None:
         self.min_bytes = min_bytes
         self.level = level
+        self.tenant = tenant
 
     def pack(self, body: bytes) -> tuple[bytes, int]:
         """The body as it travels, and its SysFlag; RecordError past BODY_MAX_BYTES."""
@@ -95,8 +102,11 @@ def encode(message: Message, queue_id: int, packing: Packing, due: str | None = 
     properties = _plain_properties(message) or message_properties(message)
     if due is not None:
         properties += f"DUE\x01{due}\x02".encode()
+    topic = message.topic
+    if packing.tenant:
+        topic = in_tenant(packing.tenant, topic)
     return encode_record(
-        message.topic.encode(),
+        topic.encode(),
         queue_id,
         body,
         properties,

@@ -13,6 +13,7 @@ from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import BrokerRow, RouteGetRequest, RouteGetResponse, RouteRow
+from holdmq.wire.tenant_words import TenantWords
 
 REGISTRY_TIMEOUT_S: Final = 2.0
 """How long one registry may take: it answers from memory."""
@@ -42,6 +43,7 @@ class Registries:
         software: str,
         security: Security | None = None,
         cluster: str = "",
+        words: TenantWords | None = None,
     ) -> None:
         self.cluster = cluster
         self._addresses = list(dict.fromkeys(addresses))
@@ -49,6 +51,7 @@ class Registries:
         self._client_id = client_id
         self._software = software
         self._security = security
+        self._words = words
         self._current: Client | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._errors: dict[str, HoldMQError | None] = {}
@@ -196,7 +199,12 @@ class Registries:
 
     def _client(self, address: str) -> Client:
         client = Client(
-            address, self._role, self._client_id, software=self._software, security=self._security
+            address,
+            self._role,
+            self._client_id,
+            software=self._software,
+            security=self._security,
+            words=self._words,
         )
         client.last_error = self._errors.get(address)
         return client

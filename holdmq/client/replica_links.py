@@ -14,6 +14,7 @@ from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header
 from holdmq.wire.headers import HelloResponse
+from holdmq.wire.tenant_words import TenantWords
 
 CONNECT_S: Final = 1.0
 """How long a connection is waited for; the leader is there meanwhile."""
@@ -43,13 +44,19 @@ class ReplicaLinks:
     """Links by address, made with their first use. `on_up` is called when one is connected."""
 
     def __init__(
-        self, role: str, client_id: str, software: str = "", security: Security | None = None
+        self,
+        role: str,
+        client_id: str,
+        software: str = "",
+        security: Security | None = None,
+        words: TenantWords | None = None,
     ) -> None:
         self.on_up: list[Callable[[], None]] = []
         self._role = role
         self._client_id = client_id
         self._software = software
         self._security = security
+        self._words = words
         self._links: dict[str, ReplicaLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -96,6 +103,7 @@ class ReplicaLinks:
             on_down=down,
             security=self._security,
             reads_replica=True,
+            words=self._words,
         )
         link = ReplicaLink(address, client, now)
         return link

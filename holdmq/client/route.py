@@ -45,6 +45,7 @@ from holdmq.wire.headers import (
     TopicCreateResponse,
     TopicRow,
 )
+from holdmq.wire.tenant_words import TenantWords
 from holdmq.wire.topic_headers import PERM_READ, PERM_WRITE
 
 REFRESH_S: Final = 30.0
@@ -113,7 +114,8 @@ class RouteTable:
 
     `registries` are host:port. `follow_all`: keep the routes of all topics, not only of those
     that `topic`, `follow` or `ensure_topic` named. `cluster`: no other brokers are known here than those of
-    this one, nor what they have, and topics are created on them alone; "" = brokers of all. Callbacks (lists
+    this one, nor what they have, and topics are created on them alone; "" = brokers of all. `tenant`: topics
+    and groups are named, here and above, in this tenant's words; "" = in whole names. Callbacks (lists
     to append to; called on the loop, must not raise): `on_routes(topics)` after routes of these topics
     changed, `on_brokers()` after brokers came, went or moved, `on_up(link, connection, hello)` and
     `on_down(link, reason)`, `on_bounds(link, hello)` after a broker changed what its HELLO said,
@@ -132,6 +134,7 @@ class RouteTable:
         reroute_s: float = REROUTE_S,
         security: Security | None = None,
         cluster: str = "",
+        tenant: str = "",
     ) -> None:
         if isinstance(registries, str) or not registries:
             raise UsageError("registries must be a list of at least one host:port")
@@ -139,6 +142,8 @@ class RouteTable:
         self.client_id = client_id
         self.cluster_name = cluster
         """The cluster whose brokers there are for this table; "" = those of all."""
+        self.tenant = tenant
+        self._words = TenantWords(tenant) if tenant else None
         self.reroute_s = reroute_s
         self.version = -1
         """`version` of the last answer of a registry; -1 before the first."""
@@ -153,8 +158,8 @@ class RouteTable:
         self.answers: dict[int, Callable[[Request], None]] = {}
         self._role = role
         self._security = security
-        self._registries = Registries(registries, role, client_id, SOFTWARE, security, cluster)
-        self.replicas = ReplicaLinks(role, client_id, SOFTWARE, security)
+        self._registries = Registries(registries, role, client_id, SOFTWARE, security, cluster, self._words)
+        self.replicas = ReplicaLinks(role, client_id, SOFTWARE, security, self._words)
         """Connections to replicas that leaders name, for reads alone."""
         self._follow_all = follow_all
         self._refresh_s = refresh_s
@@ -273,11 +278,22 @@ class RouteTable:
         return route
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Keep the routes of these topics, which need not exist, from the next refresh on."""
-        self._followed.update(dict.fromkeys(topics))
+        """Keep the routes of these topics, which need not exist, from the next refresh on.
+
+        UsageError for a name that the tenant cannot have.
+        """
+        wanted = list(topics)
+        for topic in wanted:
+            self.check_name(topic)
+        self._followed.update(dict.fromkeys(wanted))
         if len(self._followed) != self._follow_count:
             self._follow_count = len(self._followed)
             self._wanted.set()
+
+    def check_name(self, name: str) -> None:
+        """Raise UsageError for a topic or group that the tenant cannot have; without one any goes."""
+        if self._words is not None:
+            self._words.whole(name)
 
     async def ensure_topic(
         self, topic: str, key_levels: int = 1, timeout_s: float = TOPIC_TIMEOUT_S
@@ -556,6 +572,7 @@ class RouteTable:
             on_request=pushed,
             security=self._security,
             follows_lead=True,
+            words=self._words,
         )
         link = Link(name, client)
         return link

@@ -69,7 +69,8 @@ class SharedConsumer(GroupConsumer):
     `retry_delay_s`: after how long a message that its handler failed with comes again (0 to a year).
     `ready_max`: messages in flight here at most, per broker (default: twice `concurrency` with a handler,
     else READY_MAX). `invisible_s` (0.1 to 43,200): how long a message may take; for more, `extend` it.
-    `routes`: share this RouteTable in place of `registries`. `security`: credentials and TLS.
+    `routes`: share this RouteTable in place of `registries`. `security`: credentials and TLS. `tenant`:
+    topics and the group are named in its words.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class SharedConsumer(GroupConsumer):
         routes: RouteTable | None = None,
         security: Security | None = None,
         cluster: str = "",
+        tenant: str = "",
     ) -> None:
         if isinstance(topics, str):
             raise UsageError("topics must be a list of names, or names with filters")
@@ -102,7 +104,15 @@ class SharedConsumer(GroupConsumer):
             raise UsageError("a shared group begins latest or earliest, not at a time")
         client_id = client_id or f"shared-{secrets.token_hex(8)}"
         super().__init__(
-            registries, group, client_id, routes, security, cluster, start=start, concurrency=concurrency
+            registries,
+            group,
+            client_id,
+            routes,
+            security,
+            cluster,
+            tenant,
+            start=start,
+            concurrency=concurrency,
         )
         self.handled = self.failed = self.expired = 0
         self._subscriptions = [
@@ -331,7 +341,7 @@ class SharedConsumer(GroupConsumer):
                 (self._start or LATEST) if self._is_first else EARLIEST,
                 is_own_start=self._start is not None,
             )
-            member = SharedMember(broker, request, self._messages_came, self._state_changed)
+            member = SharedMember(broker, request, self._messages_came, self._state_changed, self.tenant)
             self._members[broker] = member
             try:
                 link = self.routes.link(broker)

@@ -15,6 +15,7 @@ import structlog
 
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import Message
+from holdmq.names.tenants import within
 from holdmq.record.codec import Record, decode_record
 from holdmq.record.origin import RETRY_PREFIX, value_in
 from holdmq.rpc.connection import Connection, Reply
@@ -74,7 +75,10 @@ class _Acks(NamedTuple):
 
 
 class SharedMember:
-    """One broker. `on_messages` gets what it hands out, `on_change` is called when its state changed."""
+    """One broker. `on_messages` gets what it hands out, `on_change` is called when its state changed.
+
+    `tenant`: in whose words topics are said.
+    """
 
     def __init__(
         self,
@@ -82,8 +86,10 @@ class SharedMember:
         request: SharedOpenRequest,
         on_messages: Callable[[list[SharedMessage]], None],
         on_change: Callable[[], None],
+        tenant: str = "",
     ) -> None:
         self.broker = broker
+        self._tenant = tenant
         self.error: HoldMQError | None = None
         """Why it is not open, once a broker said so for good."""
         self.is_pulling = False
@@ -225,7 +231,7 @@ class SharedMember:
                 size = int.from_bytes(reply.body[at : at + 4], "big")
                 try:
                     record = decode_record(reply.body, at)
-                    found.append(_message(record, self.broker, row, receipt, deadline))
+                    found.append(_message(record, self.broker, row, receipt, deadline, self._tenant))
                 except HoldMQError as error:
                     # Left alone it comes again, and goes to the dead letters in the end.
                     self.undecodable += 1
@@ -359,12 +365,19 @@ def _add(ranges: list[SharedRange], receipt: int, offset: int) -> None:
 
 
 def _message(
-    record: Record, broker: str, row: SharedDelivery, receipt: DeliveryReceipt, deadline: float
+    record: Record,
+    broker: str,
+    row: SharedDelivery,
+    receipt: DeliveryReceipt,
+    deadline: float,
+    tenant: str,
 ) -> SharedMessage:
     message = record.to_message(broker)
     topic = message.topic
     if topic.startswith(RETRY_PREFIX):
         topic = value_in(record.properties, "REAL_TOPIC") or topic
+    if tenant:
+        topic = within(tenant, topic)
     return SharedMessage(
         topic,
         message.body,

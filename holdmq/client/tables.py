@@ -68,9 +68,10 @@ class TablePage(NamedTuple):
 class Table(ClusterCalls):
     """One table. Use it as `async with Table("prices", ["host:9876"]) as table`, on one event loop.
 
-    `routes`: share this RouteTable, which the caller starts and closes. Every call retries for
-    `timeout_s` and then raises TransportError (RequestTimeout: whether a change was made is unknown).
-    RemoteError says what is wrong for good: TOPIC_UNKNOWN, KIND_UNFIT (no table), TOPIC_PERM.
+    `routes`: share this RouteTable, which the caller starts and closes. `tenant`: whose table `name` is, ""
+    = it is a whole name. Every call retries for `timeout_s` and then raises TransportError (RequestTimeout:
+    whether a change was made is unknown). RemoteError says what is wrong for good: TOPIC_UNKNOWN, KIND_UNFIT
+    (no table), TOPIC_PERM.
     """
 
     def __init__(
@@ -83,9 +84,13 @@ class Table(ClusterCalls):
         security: Security | None = None,
         cluster: str = "",
         timeout_s: float = TIMEOUT_S,
+        tenant: str = "",
     ) -> None:
         check_topic(name)
-        super().__init__("table", registries, client_id, "client", routes, security, timeout_s, cluster)
+        super().__init__(
+            "table", registries, client_id, "client", routes, security, timeout_s, cluster, tenant
+        )
+        self.routes.check_name(name)
         self.name = name
         self._id = secrets.token_hex(8)
         self._requests = 0

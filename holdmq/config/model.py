@@ -487,6 +487,11 @@ class ClientSection(Section):
     tls_server_name: str = Field(
         "", description="Name to look for in servers' certificates; empty = the host that is connected to."
     )
+    tenant: str = Field(
+        "",
+        description="Commands name topics and groups in the words of this tenant, as --tenant; "
+        "empty = in whole names.",
+    )
 
 
 class Config(BaseModel):

@@ -34,7 +34,7 @@ from typing import Any, Final
 from holdmq.credentials.permissions import BROKERS, GATEWAYS, NEEDS, READERS, Action, Needs, Role, names_in
 from holdmq.errors import Code, ConfigError, RemoteError
 from holdmq.files.private_file import read_private
-from holdmq.names.tenants import SEPARATOR, split_tenant, tenant_fault, tenant_of
+from holdmq.names.tenants import SEPARATOR, in_tenant, split_tenant, tenant_fault, tenant_of
 from holdmq.record.origin import DLQ_PREFIX, RETRY_PREFIX
 from holdmq.wire.auth import SECRET_CHARACTERS_MIN
 from holdmq.wire.codes import RequestCode
@@ -145,14 +145,33 @@ class Grants:
     def topic_denied(self, action: Action, topic: str) -> RemoteError:
         """The refusal: who may not do what to which topic, and what would allow it."""
         pattern = "produce" if action is Action.PRODUCE else "consume"
-        return self._denied(
-            f"{action.value} topic {topic!r}", f"`{pattern}` of its entry in the keys file does not match it"
-        )
+        return self._denied(f"{action.value} topic {topic!r}", self._why_not(topic, pattern))
 
     def group_denied(self, group: str) -> RemoteError:
         """The refusal of a group."""
-        return self._denied(
-            f"use group {group!r}", "`groups` of its entry in the keys file does not match it"
+        return self._denied(f"use group {group!r}", self._why_not(group, "groups"))
+
+    def tenant_denied(self, tenant: str) -> RemoteError | None:
+        """Refuse a client that speaks in this tenant's words ("" = in nobody's); None if it may."""
+        own = self.key.tenant
+        if not tenant or not own or tenant == own:
+            return None
+        return RemoteError(
+            Code.UNAUTHENTICATED,
+            f"access key {self.key.name!r} is of the tenant {own!r}, the client's `tenant` is {tenant!r}: "
+            f"set it to {own!r}, or give a key of that tenant or of none",
+        )
+
+    def _why_not(self, name: str, pattern: str) -> str:
+        own = self.key.tenant
+        if not own or tenant_of(name) == own:
+            return f"`{pattern}` of its entry in the keys file does not match it"
+        if tenant_of(name):
+            return f"the key is of the tenant {own!r}"
+        whole = in_tenant(own, name)
+        return (
+            f"the key is of the tenant {own!r}, and that is nobody's: set the client's `tenant` to {own!r}, "
+            f"or say the whole name {whole!r}"
         )
 
     def _matches(self, action: Action, topic: str) -> bool:

@@ -79,6 +79,20 @@ def within(tenant: str, name: str) -> str:
     return name[: len(name) - len(own)] + own[len(prefix) :]
 
 
+def own_name_fault(tenant: str, name: str) -> str | None:
+    """Why a tenant cannot call anything of its own so; None if it can: that is no whole name, nor HoldMQ's.
+
+    Of HoldMQ's own topics a tenant has those of its groups' retries and dead letters.
+    """
+    if SEPARATOR not in _own(name):
+        return None
+    if tenant_of(name) == tenant:
+        return f"{name!r} is a whole name: with the tenant {tenant!r} say {within(tenant, name)!r}"
+    if tenant_of(name):
+        return f"{name!r} is not of the tenant {tenant!r}: a name in its own words has no {SEPARATOR!r}"
+    return f"{name!r} is about the whole cluster: it is of no tenant, and the tenant here is {tenant!r}"
+
+
 def split_tenant(name: str) -> tuple[str, str]:
     """Split a name without `%RETRY%` and its like into its tenant, "" for none, and what that calls it."""
     tenant, separator, own = name.partition(SEPARATOR)

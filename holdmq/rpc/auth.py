@@ -146,6 +146,14 @@ class ServerSecurity:
         Raises RemoteError UNAUTHENTICATED: with a nonce in its ext_fields it is the challenge, and the
         connection may say HELLO once more; otherwise it must be closed.
         """
+        proof = self._admit(connection, hello)
+        grants = connection.grants
+        denied = None if grants is None else grants.tenant_denied(hello.tenant)
+        if denied is not None:
+            raise denied
+        return proof
+
+    def _admit(self, connection: Connection, hello: HelloRequest) -> bytes:
         if hello.access_key and self._keys_file:
             return self._admit_by_key(connection, hello)
         names = names_of(connection.peer_certificate())

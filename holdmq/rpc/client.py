@@ -28,6 +28,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES, Buffer
 from holdmq.wire.header import Header
 from holdmq.wire.headers import PROTOCOL_VERSION, HelloRequest, HelloResponse
+from holdmq.wire.tenant_words import TenantWords
 
 CONNECT_TIMEOUT_S: Final = 5.0
 BACKOFF_MIN_S: Final = 0.05
@@ -47,7 +48,7 @@ class Client:
     moves the connection elsewhere. `security`: credentials and TLS, read anew for each connection.
     `follows_lead`: the peer is a replica of a shard; when it answers NOT_LEADER the connection is lost, and
     is made again after pauses that grow until there is another address. `reads_replica`: the connection is
-    for reads alone, from a replica that does not lead.
+    for reads alone, from a replica that does not lead. `words`: in which names are said; None = in whole.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Client:
         security: Security | None = None,
         follows_lead: bool = False,
         reads_replica: bool = False,
+        words: TenantWords | None = None,
     ) -> None:
         self.address = address
         self.connection: Connection | None = None
@@ -77,6 +79,7 @@ class Client:
         self._security = security
         self._follows_lead = follows_lead
         self._reads_replica = reads_replica
+        self._words = words
         self._is_lead_lost = False
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -210,7 +213,11 @@ class Client:
 
         def protocol() -> Connection:
             return Connection(
-                self, FRAME_MAX_BYTES, reads_while_unwritable=True, ends_with_lead=self._follows_lead
+                self,
+                FRAME_MAX_BYTES,
+                reads_while_unwritable=True,
+                ends_with_lead=self._follows_lead,
+                words=self._words,
             )
 
         tls, secret = None, b""
@@ -257,6 +264,7 @@ class Client:
             self._client_id,
             self._software,
             reads_replica=self._reads_replica,
+            tenant="" if self._words is None else self._words.tenant,
         )
         introduction = Introduction(request, access_key, secret)
         try:

@@ -34,6 +34,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import ONE_WAY, RESPONSE, Command
 from holdmq.wire.frame import PREFIX_SIZE, Buffer, FrameDecoder, encode_frame
 from holdmq.wire.header import Header
+from holdmq.wire.tenant_words import TenantWords
 from holdmq.wire.untrusted import PEER_LIMITS, STRANGER_LIMITS
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Connection(asyncio.Protocol):
         "_timer",
         "_timer_at",
         "_transport",
+        "_words",
         "address",
         "bytes_in",
         "bytes_out",
@@ -174,8 +176,11 @@ class Connection(asyncio.Protocol):
         on_open: Callable[[Connection], None] | None = None,
         is_stranger: bool = False,
         ends_with_lead: bool = False,
+        words: TenantWords | None = None,
     ) -> None:
         self.handler = handler
+        self._words = words
+        """What names in requests, answers and pushes are said in; None = whole names, as they come."""
         self.is_stranger = is_stranger
         """Whether the peer has yet to say HELLO: until `admit` it may send little, and answer nothing."""
         self.ends_with_lead = ends_with_lead
@@ -299,8 +304,12 @@ class Connection(asyncio.Protocol):
             on_reply(TransportError(f"connection to {self.address} is closed"))
             return
         opaque = next(self._opaques)
+        ext_fields = header.to_ext()
+        if self._words is not None:
+            on_reply = _in_words(self._words, code, ext_fields, on_reply)
+            ext_fields = self._words.asked(code, ext_fields)
         # A header that cannot be encoded raises here, before anybody waits for an answer.
-        self.send(Command(code, opaque, 0, "", header.to_ext()), body, body_length)
+        self.send(Command(code, opaque, 0, "", ext_fields), body, body_length)
         deadline = self._loop.time() + timeout_s
         self._pending[opaque] = (deadline, on_reply)
         if self._timer is None or deadline < self._timer_at:
@@ -332,7 +341,10 @@ class Connection(asyncio.Protocol):
         self, code: RequestCode, header: Header, body: Iterable[Buffer] = (), body_length: int = 0
     ) -> None:
         """Send a request that nobody answers; silently nothing on a closed connection."""
-        self.send(Command(code, next(self._opaques), ONE_WAY, "", header.to_ext()), body, body_length)
+        ext_fields = header.to_ext()
+        if self._words is not None:
+            ext_fields = self._words.asked(code, ext_fields)
+        self.send(Command(code, next(self._opaques), ONE_WAY, "", ext_fields), body, body_length)
 
     def send(self, command: Command, body: Iterable[Buffer] = (), body_length: int = 0) -> None:
         """Write one frame (requests and answers use this)."""
@@ -372,6 +384,8 @@ class Connection(asyncio.Protocol):
     # Inside
 
     def _request_received(self, command: Command, body: memoryview) -> None:
+        if self._words is not None:
+            command.ext_fields = self._words.told(command.code, command.ext_fields)
         request = Request(self, command, body)
         self._outstanding += len(body) + REQUEST_OVERHEAD_BYTES
         if self._outstanding > self._outstanding_max_bytes:
@@ -453,3 +467,16 @@ class Connection(asyncio.Protocol):
             on_reply(RequestTimeout(f"no answer from {self.address} within the deadline"))
         if self._pending and self._timer is None:
             self._set_timer(max(min(d for d, _ in self._pending.values()), now + 0.02))
+
+
+def _in_words(words: TenantWords, code: RequestCode, asked: dict[str, Any], on_reply: OnReply) -> OnReply:
+    """Have an answer come in a tenant's words."""
+
+    def translated(result: Reply | HoldMQError) -> None:
+        if isinstance(result, Reply):
+            result.ext_fields = words.answered(code, asked, result.ext_fields)
+        elif isinstance(result, RemoteError) and not isinstance(result, BusyError):
+            result = words.refused(result)
+        on_reply(result)
+
+    return translated

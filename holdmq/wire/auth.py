@@ -9,7 +9,8 @@
                                          ◄──       OK, proof
 
     proof = HMAC-SHA-256(secret, side | protocol version | role | client id | software | access key |
-                         client's nonce | server's nonce | "reads replica" of who says so)
+                         client's nonce | server's nonce | "reads replica" of who says so |
+                         "tenant" | tenant of who says one)
                          each item after its length, u32
 
 A recorded HELLO is worth nothing: the next connection gets another nonce. The two sides prove different
@@ -36,6 +37,7 @@ SECRET_CHARACTERS_MIN: Final = 32
 _CLIENT: Final = b"holdmq hello client"
 _SERVER: Final = b"holdmq hello server"
 _READS_REPLICA: Final = b"reads replica"
+_TENANT: Final = b"tenant"
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -78,6 +80,8 @@ def _proof(secret: bytes, side: bytes, hello: HelloRequest, server_nonce: bytes)
     if hello.reads_replica:
         # Who does not say so proves what a peer that does not know the field expects.
         items.append(_READS_REPLICA)
+    if hello.tenant:
+        items += [_TENANT, hello.tenant.encode()]
     # With their lengths: without them the bytes of one field could be read as those of the next.
     text = b"".join(_LENGTH.pack(len(item)) + item for item in items)
     return hmac.new(secret, text, hashlib.sha256).digest()

@@ -29,7 +29,8 @@ class HelloRequest(Header):
 
     With an access key it is sent twice: `proof` is empty first, then what holdmq.wire.auth says.
     `reads_replica`: it comes to read, whether the peer leads its shard or not; a replica that does not lead
-    refuses all others with NOT_LEADER.
+    refuses all others with NOT_LEADER. `tenant`: in whose words it speaks, "" = in whole names; a key of
+    another tenant is refused.
     """
 
     protocol_version: int
@@ -40,6 +41,7 @@ class HelloRequest(Header):
     nonce: bytes = b""
     proof: bytes = b""
     reads_replica: bool = False
+    tenant: str = ""
 
 
 @header

@@ -20,6 +20,7 @@ PAGES = (
     "quotas.md",
     "retry.md",
     "tables.md",
+    "tenants.md",
 )
 
 

@@ -12,7 +12,7 @@ from holdmq.wire.headers import HelloRequest
 
 SECRET = b"s" * 43
 NONCE = bytes(NONCE_BYTES)
-HELLO = HelloRequest(1, "client", "c-1", "python", "orders", b"n" * NONCE_BYTES)
+HELLO = HelloRequest(1, "client", "c-1", "python", "orders", b"n" * NONCE_BYTES, tenant="acme")
 
 
 def test_both_sides_compute_the_same_proof() -> None:
