@@ -6,6 +6,7 @@ Every command takes ``--help`` (with an example), ``--json``, ``--config`` and `
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NoReturn
 
 from holdmq.cli.loading import uncollected
@@ -18,4 +19,14 @@ def main() -> NoReturn:
     run()
 
 
-__all__ = ["main"]
+def installed() -> NoReturn:
+    """Run the command line as the installed script does: in a checkout with what `make compile` made of it."""
+    root = Path(__file__).parents[2]
+    if (root / "build").is_dir():
+        from holdmq.service.build import begin_compiled
+
+        begin_compiled(root)
+    main()
+
+
+__all__ = ["installed", "main"]

@@ -222,6 +222,7 @@ def measure(options: Options, directory: Path) -> None:
         place.mkdir()
         settings = (f"gateway.listeners={json.dumps([listener])}", "gateway.workers=1", *options.set)
         with holdmq_services(place, *settings) as services:
+
             def client(number: int, kind: ListenerKind = kind, port: int = port) -> MeasuredClient:
                 return MeasuredClient(kind, port, context, f"client-{number}")
 

@@ -19,8 +19,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "holdmq").mkdir()
     (tmp_path / "holdmq" / "codec.py").write_text("")
     monkeypatch.setattr(command, "_ROOT", tmp_path)
-    monkeypatch.setattr(command, "_COMPILED", compiled)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     return tmp_path
 
 
@@ -59,7 +59,7 @@ def test_what_is_older_than_a_source_is_not_measured(tree: Path, capsys: pytest.
 def test_without_anything_compiled_it_says_what_to_do(
     tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_COMPILED", tree / "none")
+    monkeypatch.setattr(command, "_ROOT", tree / "none")
     with pytest.raises(SystemExit) as ended:
         command.run_compiled()
     assert ended.value.code == 2

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from holdmq.errors import HoldMQError
-from holdmq.service.build import SOURCES, running_build
+from holdmq.service.build import SOURCES, begin_compiled, running_build
 
 _ROOT: Final = Path(__file__).parents[3]
-_COMPILED: Final = _ROOT / "build" / "compiled"
 PAUSE_S: Final = 0.5
 """Between two measurements: what the last one left behind is written by then."""
 
@@ -92,16 +91,7 @@ class BenchCommand:
 
 def run_compiled() -> NoReturn:
     """Begin this command again with what was compiled of these sources. Exit code 2 if that is not there."""
-    if _COMPILED.is_dir() and "PYTHONSAFEPATH" not in os.environ:
-        changed = os.stat(_COMPILED).st_mtime
-        newer = [file for folder in _COMPILED.iterdir() for file in (_ROOT / folder.name).rglob("*.py")]
-        newer = [file for file in newer if file.stat().st_mtime > changed]
-        if not newer:
-            environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(_COMPILED)}
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
-        why = f"{newer[0].relative_to(_ROOT)} is newer than what was compiled"
-    else:
-        why = "nothing is compiled"
+    why = begin_compiled(_ROOT)
     sys.stderr.write(f"error: {why}: make compile; or measure the sources, by --sources\n")
     sys.exit(2)
 
