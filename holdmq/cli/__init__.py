@@ -20,7 +20,7 @@ def main() -> NoReturn:
 
 
 def installed() -> NoReturn:
-    """Run the command line as the installed script does: in a checkout with what `make compile` made of it."""
+    """Run the command line as the installed script does: in a checkout with its compiled modules."""
     root = Path(__file__).parents[2]
     if (root / "build").is_dir():
         from holdmq.service.build import begin_compiled

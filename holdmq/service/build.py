@@ -38,4 +38,4 @@ def begin_compiled(root: Path) -> str:
     # Plug-ins that are found by PYTHONPATH are found still.
     path = os.pathsep.join(filter(None, (str(compiled), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
+    return os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
