@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from pathlib import Path
 
 import pytest
+from page_blocks import pages
 from page_facts import FACTS, Fact, facts, is_told_by, passage_of
-from page_numbers import sayings_in, text_of, unknown_numbers
+from page_numbers import path_of, sayings_in, text_of, unknown_numbers
 
 from holdmq.mqtt.reasons import connack_return_code
 
@@ -55,6 +58,19 @@ def test_a_number_of_a_page_is_what_its_row_says(fact: Fact) -> None:
         for n, said in enumerate(match.groups()):
             source = sources[n % len(sources)]
             assert is_told_by(said, source), f"{said} is not what {source} has"
+
+
+def test_every_section_of_performance_md_has_its_command() -> None:
+    text = path_of("performance").read_text(encoding="utf-8")
+    for section in text.split("\n## ")[1:]:
+        assert re.search(r"python -m (loadtest|replica)|holdmq loadtest", section), section.partition("\n")[0]
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_modules_that_a_page_runs_are_there(path: Path) -> None:
+    text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+    for module in re.findall(r"python3? -m ([a-z][\w.]*)", text):
+        assert importlib.util.find_spec(module) is not None, module
 
 
 @pytest.mark.parametrize("page", FACTS)

@@ -4,7 +4,7 @@ A source of words with {} for a number, or for each {} one, separated by commas:
 
 - a key of the configuration: its default
 - `most:KEY`: the largest value that a key may have
-- `module:NAME` or `module:Class.field`: a constant
+- `module:NAME` or `module:Class.field`: a constant; how many a tuple has, what a struct takes
 - `values:a.b`: a value of the chart
 - a file, `file::test` or `file::ALERT`: a number that it has, in that test or behind that word
 - `= …`: arithmetic of the above; `~ …`: the same, rounded
@@ -26,11 +26,12 @@ from page_blocks import ROOT
 from page_facts_of_analysts import ANALYSTS
 from page_facts_of_gateways import GATEWAYS
 from page_facts_of_operators import OPERATORS
+from page_facts_of_others import OTHER_PAGES
 from page_numbers import computed, is_one_of, numbers_in, value_of
 
 from holdmq.config.sources import reference
 
-FACTS: Final[dict[str, list[tuple[str, str]]]] = {**OPERATORS, **GATEWAYS, **ANALYSTS}
+FACTS: Final[dict[str, list[tuple[str, str]]]] = {**OPERATORS, **GATEWAYS, **ANALYSTS, **OTHER_PAGES}
 
 _KEYS: Final = {row.key: row for row in reference()}
 _ROUNDED: Final = 0.05
@@ -99,7 +100,9 @@ def _value_of(source: str) -> float:
     if module == "most":
         return float(_KEYS[name].range.split()[-1].replace(",", ""))
     found = value_of(module, name) if name else _KEYS[source].default
-    return float(found.size if isinstance(found, Struct) else found)
+    if isinstance(found, Struct):
+        return float(found.size)
+    return float(len(found) if isinstance(found, tuple) else found)
 
 
 def _numbers_of(path: Path, part: str) -> set[float]:
