@@ -113,12 +113,10 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         shared = self._shared
         session = self.session
         inbound = session.inbound
-        if (
-            inbound is None
-            or inbound.plan is None
-            or self.waiting is not None
-            or shared.metering.meter is not None
-        ):
+        if inbound is None or inbound.plan is None or self.waiting is not None:
+            return False
+        meter = shared.metering.meter
+        if meter is not None and meter.measures(self):
             return False
         if session.permit is not None:
             shared.access.refresh(session, session.permit)

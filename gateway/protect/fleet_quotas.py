@@ -61,6 +61,8 @@ class FleetQuotas:
         self._counters = counters
         self._book = QuotaBook()
         self._throttles: Throttles[MeteredConnection] = Throttles(self._rates_of)
+        self._concerned: dict[MeteredConnection, bool] = {}
+        """Whether a connection has a rate to keep, of those that published since rates last changed."""
         self._spent: dict[str, list[int]] = {}
         """Messages and bytes by principal that brokers have not been told of."""
         self._rows: dict[str, dict[str, QuotaRow]] = {}
@@ -82,6 +84,14 @@ class FleetQuotas:
 
     # Clients
 
+    def concern(self, connection: MeteredConnection) -> bool:
+        """Whether this client's user or tenant has a rate to keep."""
+        known = self._concerned.get(connection)
+        if known is None:
+            known = any(map(self._rates_of, _principals_of(connection.session)))
+            self._concerned[connection] = known
+        return known
+
     def took(self, connection: MeteredConnection, messages: int, size_bytes: int, now: float) -> None:
         """Count what a client has published; its socket is not read while a quota of it is used up."""
         for principal in _principals_of(connection.session):
@@ -96,6 +106,7 @@ class FleetQuotas:
 
     def forget(self, connection: MeteredConnection) -> None:
         """A connection is gone."""
+        self._concerned.pop(connection, None)
         self._throttles.forget(connection)
 
     def tick(self, now: float) -> None:
@@ -162,6 +173,7 @@ class FleetQuotas:
                     newest[principal] = row
         self._book.replace(newest.values())
         self.has_rates = self._book.has_rates
+        self._concerned.clear()
         self._counters.fleet_quotas = len(self._book)
         for connection in self._throttles.rates_changed():
             connection.quota_is_other()

@@ -62,6 +62,9 @@ class SharedRates(Protocol):
     def has_rates(self) -> bool:
         """Whether anybody has a rate to keep."""
 
+    def concern(self, connection: MeteredConnection) -> bool:
+        """Whether this client has a rate to keep with others."""
+
     def took(self, connection: MeteredConnection, messages: int, size_bytes: int, now: float) -> None:
         """Count what a client has published; it is paused if that was too much."""
 
@@ -98,6 +101,10 @@ class Meter:
     def has_rates(self) -> bool:
         """Whether clients have a rate to keep."""
         return any(self._rates)
+
+    def measures(self, connection: MeteredConnection) -> bool:
+        """Whether what this client sends is to be measured: nobody pays for a quota of another one."""
+        return self.noise is not None or self.has_rates or self._quotas.concern(connection)
 
     def received(self, connection: MeteredConnection, size_bytes: int, events: Sequence[Event]) -> bool:
         """A read of so many bytes brought these events; whether they are to be handled."""

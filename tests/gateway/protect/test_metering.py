@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Disconnect, Publish
+from holdmq.wire.quota_headers import USER, QuotaChangedRequest, QuotaRow
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -89,3 +91,28 @@ async def test_nothing_is_kept_of_who_is_gone_nor_measured_without_a_rate(
     await client.close()
     await running.until(lambda: not running.worker.metering.meter._paces)
     assert (await start_worker()).worker.metering.meter is None
+
+
+async def test_who_has_no_quota_is_not_measured_for_those_that_have_one(start_worker: Start) -> None:
+    running = await start_worker()
+    metering = running.worker.metering
+    quotas = metering._quotas
+    for name in ("loud", "quiet"):
+        await running.client(name)
+    of = {shell.session.client_id: shell for shell in running.worker.reception.connections}
+    of["loud"].session.principal = "loud"
+    of["quiet"].session.principal = "quiet"
+    rates = QuotaRow(USER, "loud", publish_rate=5, changed_ms=1)
+
+    def told(changed: QuotaChangedRequest) -> None:
+        connection = next(iter(quotas._brokers))
+        quotas._changed(SimpleNamespace(connection=connection, header=lambda _: changed))
+        metering.tick(0.0)
+
+    told(QuotaChangedRequest([rates], []))
+    assert metering.meter.measures(of["loud"])
+    assert not metering.meter.measures(of["quiet"])
+    told(QuotaChangedRequest([QuotaRow(USER, "*", publish_rate=5, changed_ms=2)], []))
+    assert metering.meter.measures(of["quiet"])
+    told(QuotaChangedRequest([], [rates]))
+    assert metering.meter.measures(of["loud"])  # the quota of everybody is its own now
