@@ -6,6 +6,7 @@ A source of words with {} for a number, or for each {} one, separated by commas:
 - `most:KEY`: the largest value that a key may have
 - `module:NAME` or `module:Class.field`: a constant; how many a tuple has, what a struct takes
 - `values:a.b`: a value of the chart
+- `connack:0x87`: what a client of MQTT 3 is told for it
 - a file, `file::test` or `file::ALERT`: a number that it has, in that test or behind that word
 - `= …`: arithmetic of the above; `~ …`: the same, rounded
 
@@ -30,6 +31,7 @@ from page_facts_of_others import OTHER_PAGES
 from page_numbers import computed, is_one_of, numbers_in, value_of
 
 from holdmq.config.sources import reference
+from holdmq.mqtt.reasons import connack_return_code
 
 FACTS: Final[dict[str, list[tuple[str, str]]]] = {**OPERATORS, **GATEWAYS, **ANALYSTS, **OTHER_PAGES}
 
@@ -97,6 +99,8 @@ def _value_of(source: str) -> float:
         for key in name.split("."):
             found = found[key]
         return float(found)
+    if module == "connack":
+        return connack_return_code(int(name, 16))
     if module == "most":
         return float(_KEYS[name].range.split()[-1].replace(",", ""))
     found = value_of(module, name) if name else _KEYS[source].default

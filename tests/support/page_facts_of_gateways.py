@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from page_facts_of_operators import OF_MQTT
+from page_facts_of_operators import EXAMPLE, NAME, OF_MQTT, PROGRAM
 
+ANONYMOUS: Final = "connack:0x87"
+"""What a client of MQTT 3 is told who gives no credentials: tests/gateway/session/test_session.py."""
 LISTENERS: Final = "`python -m loadtest.bench.listeners`"
 GATEWAYS: Final[dict[str, list[tuple[str, str]]]] = {
     "listeners": [
@@ -103,5 +105,118 @@ GATEWAYS: Final[dict[str, list[tuple[str, str]]]] = {
         ),
         ("past {} packets a second", "gateway.observe.tracing:LINES_PER_S"),
         ("At most {} run at a time", "gateway.parent.control:TRACES_MAX"),
+    ],
+    "access": [
+        ("(MQTT 3: 2), also", OF_MQTT),
+        ("crypt(5)", NAME),
+        ("up to Python 3.12)", PROGRAM),
+        ("alone** ({}, as", "tests/holdmq/files/test_private_file.py"),
+        ("({}, {}: secrets", "tests/holdmq/files/test_private_file.py"),
+        (
+            "(argon2id, {}, {} passes)",
+            "holdmq.credentials.password_hash:MEMORY_KIB, holdmq.credentials.password_hash:PASSES",
+        ),
+        ("within {} and many", "gateway.access.rehash:REHASH_INTERVAL_S"),
+        ("(RFC 7677)", "of SCRAM"),
+        ("the first time costs [...] loadtest.bench.listeners", LISTENERS),
+        ("4; without any credentials {} -", ANONYMOUS),
+        ("left alone for {}.", "holdmq.files.file_signature:SETTLED_S"),
+        ("as it lasts, {} perhaps", "gateway.session_expiry_max_s"),
+        ("`cache_refused_age_s` ({})", "access.cache_refused_age_s"),
+        ("`cache_entries_max` ({})", "access.cache_entries_max"),
+        ("as cores, at most {})", "gateway/access/askers.py"),
+        ("up to {} times", "gateway.access.askers:LOST_MAX"),
+        ("past {} (`access.asks_max`)", "access.asks_max"),
+        ("it; {} is taken", "tests/holdmq/files/test_private_file.py"),
+        ("again every {}", "gateway.access.askers:START_AGAIN_S"),
+    ],
+    "security": [
+        ("mode {} ({} at most", "tests/holdmq/files/test_private_file.py"),
+        ("TLS 1.2 or newer", "holdmq/rpc/tls.py: its minimum"),
+        ("left alone for {}.", "holdmq.files.file_signature:SETTLED_S"),
+        ("with mode {}: `--data`", "holdmq.files.disk:DIRECTORY_MODE"),
+        ("of mode {} from", "holdmq/files/private_file.py"),
+        ("MQTT: {} and", "gateway.port"),
+        ("hold {}, all together", "gateway.edge.layered:BELOW_MAX_BYTES"),
+        ("guess {} passwords", "gateway.login_failures_max"),
+        ("registry {}, broker {} (RPC)", "registry.port, broker.port"),
+        (
+            "places for {}, send {} of {} items",
+            "holdmq.rpc.server:HELLO_TIMEOUT_S, holdmq.rpc.server:HELLO_MAX_BYTES, holdmq/wire/untrusted.py",
+        ),
+        (
+            "admin ports {}, {} to {}**",
+            "registry.admin_port, broker.admin_port, console.admin_port",
+        ),
+        ("console {}**", "console.port"),
+        ("Host gets {} on", "tests/holdmq/service/test_admin.py"),
+        ("directories are {}, drafts", "holdmq.files.disk:DIRECTORY_MODE"),
+        (
+            "{} silent TCP connections to a TLS listener of the RPC make further handshakes wait {};",
+            "holdmq.rpc.handshake:HANDSHAKES_MAX, holdmq.rpc.server:HELLO_TIMEOUT_S",
+        ),
+        ("up to {} at a time", "gateway.login_delay_max_s"),
+        ("since 1970; warned", "the kernel's clock"),
+        ("of from {} on", "holdmq.rpc.tls:EXPIRES_SOON_S"),
+        (
+            "more than {} to come, or more than {}",
+            "holdmq.service.admin:ADMIN_REQUEST_S, holdmq.service.admin:ADMIN_REQUEST_MAX_BYTES",
+        ),
+        ("past {} at a time", "holdmq.service.admin:ADMIN_CONNECTIONS_MAX"),
+        ("**HTTP {}, `", "tests/holdmq/service/test_admin.py"),
+        ("read ({}, {}) what root", "tests/holdmq/files/test_private_file.py"),
+    ],
+    "mqtt": [
+        ("MQTT 3.1, 3.1.1 and 5.0 over", OF_MQTT),
+        ("- QoS 0, 1 and 2.", OF_MQTT),
+        ("properties over {}, a", "holdmq/record/codec.py"),
+        ("seconds (0 to {}: {}) after", "gateway.ground.delayed:DELAY_MAX_S"),
+        ("seconds (0 to", EXAMPLE),
+        ("after {} without success", "gateway.ground.limits:REROUTE_S"),
+        ("of the broker after {}) ends", "holdmq.client.leads:FAILOVER_S"),
+        (
+            "Rules: {}; topics of one gateway's: {}, of all gateways': {};",
+            (
+                "holdmq.config.routes:ROUTES_MAX, holdmq.config.routes:TREES_MAX, "
+                "gateway.publish.topics:TREES_READ_MAX"
+            ),
+        ),
+        ("waited for {}), and", "gateway.ground.limits:SUBACK_WAIT_S"),
+        ("of RFC 3339", "of a time"),
+        ("Retain Handling 2", OF_MQTT),
+        ("while {} others", "gateway.deliver.replay:LOCATING_MAX"),
+        ("MQTT 3.1 and 3.1.1 clients", OF_MQTT),
+        (
+            "at most {} groups, and {} sessions",
+            "broker.mqtt_shares.core.groups:GROUPS_MAX, broker.mqtt_shares.core.groups:MEMBERS_MAX",
+        ),
+        ("clean session 0)", OF_MQTT),
+        ("DISCONNECT 0 and", OF_MQTT),
+        ("Topic Alias Maximum ({})", "gateway.ground.limits:TOPIC_ALIAS_MAX"),
+        ("at most {}, are named", "gateway.ground.limits:TOPIC_ALIASES_OUT_MAX"),
+        ("Information** 0:", OF_MQTT),
+        ("at most {} and {}, so", "gateway.edge.stragglers:LINGER_S, gateway.edge.parting:PARTING_BYTES_MAX"),
+        ("(0x86; {} in MQTT 3)", ANONYMOUS),
+        ("at most {} lines a second", "gateway.observe.connection_log:LINES_PER_S"),
+        ("{} beyond it just", "gateway.protect.gate:CONNECTIONS_OVER"),
+        ("{}: the largest will and {}", "gateway.ground.limits:CONNECT_MAX_BYTES, gateway/ground/limits.py"),
+        ("{} × keep alive", "gateway/session/session.py"),
+        ("key or value: {} - what happens: publishing", "gateway.brokers.core.producer:PENDING_MAX_BYTES"),
+        ("key or value: {} - what happens: 0x97 (`topics", "gateway.ground.limits:TOPIC_WAITERS_MAX"),
+        ("key or value: {} - what happens: slow", "gateway.deliver.catchup:CATCHUP_READERS_MAX"),
+        ("key or value: {}, or its keep alive", "gateway.ground.limits:SEND_STALLED_S"),
+        (
+            "key or value: {}, of one with copies {} -",
+            "gateway.ground.limits:REROUTE_S, holdmq.client.leads:FAILOVER_S",
+        ),
+        (
+            "key or value: {}; {} - what",
+            "gateway.parent.supervisor:SILENT_UNREADY_S, gateway.parent.supervisor:SILENT_KILL_S",
+        ),
+        ("key or value: {} - what happens: reset", "gateway.edge.stragglers:LINGER_S"),
+    ],
+    "tenants": [
+        ("has 1 to", "not empty: tests/holdmq/names/test_tenants.py"),
+        ("to {} letters", "holdmq.names.tenants:TENANT_BYTES_MAX"),
     ],
 }

@@ -41,7 +41,10 @@ OPERATORS: Final[dict[str, list[tuple[str, str]]]] = {
         ("`holdmq_gateway_loop_lag_ms_max` | above {} |", "gateway.overload_lag_ms"),
     ],
     "troubleshooting": [
-        ("without credentials {})", "tests/gateway/session/test_session.py"),
+        (
+            "without credentials {})",
+            "connack:0x87",
+        ),
         ("`holdmq_store_writable` is 0", SWITCH),
         ("`holdmq_store_recovery_cut_bytes` is not 0", SWITCH),
     ],
