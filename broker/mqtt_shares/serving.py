@@ -22,6 +22,7 @@ from broker.reading.core.readers import EVERYWHERE, NOWHERE, TAG_TESTS_MAX, Pick
 from broker.topics.core.table import TopicTable
 from holdmq.errors import RecordError
 from holdmq.mqtt.filters import matches
+from holdmq.names.tenants import SEPARATOR
 from holdmq.names.topics import TREE_PREFIX, filter_terms, join_mqtt_topic, topic_of_filter
 from holdmq.record.codec import Record, decode_record
 from holdmq.rpc.connection import Connection
@@ -116,8 +117,10 @@ class ShareServing:
 
     def of_topic(self, topic: str) -> list[ShareGroup[Connection]]:
         """The groups that may want messages of a topic."""
-        own, every = self._by_topic.get(topic), self._by_topic.get("")
-        if every is None or topic.startswith("%"):
+        tenant, separator, _ = topic.partition(SEPARATOR)
+        # As in FilterSet.of_topic: `acme%` stands for every topic of a tenant, and "" for none of them.
+        own, every = self._by_topic.get(topic), self._by_topic.get(tenant + separator if separator else "")
+        if every is None or (separator and not tenant):
             return [] if own is None else list(own.values())
         return list(every.values() if own is None else (own | every).values())
 

@@ -51,9 +51,13 @@ class ClientsQuery(ClientWishes):
 
 
 class ConnectedClient(Answer):
-    """A connected client. `bytes_in` and `bytes_out` null: nobody counts them (UNIX sockets)."""
+    """A connected client. `bytes_in` and `bytes_out` null: nobody counts them (UNIX sockets).
+
+    `tenant` is whose it is, "" = nobody's.
+    """
 
     client_id: str
+    tenant: str
     user: str
     address: str
     port: int
@@ -206,4 +210,5 @@ def _shown(row: ClientRow) -> dict[str, object]:
         del found[name]
     for name in ("bytes_in", "bytes_out"):
         found[name] = None if found[name] < 0 else found[name]
-    return {**found, "protocol": NAMES.get(row.version, str(row.version)), "clean_start": row.is_clean}
+    protocol = NAMES.get(row.version, str(row.version))
+    return {**found, "tenant": row.tenant, "protocol": protocol, "clean_start": row.is_clean}

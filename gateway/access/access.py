@@ -25,12 +25,14 @@ from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
 from gateway.ground.addresses import address_key
 from gateway.ground.entries import TopicEntry
+from gateway.ground.mounts import TenantMount, within_mount
 from gateway.session.events import Subscribing
 from gateway.session.permit import ALLOWED, REFUSED, UNASKED, Permit
 from gateway.session.scram import METHOD
 from gateway.session.session import CLOSED, Session, close_connection
 from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
-from holdmq.names.tenants import MOUNT
+from holdmq.mqtt.filters import SHARE_PREFIX
+from holdmq.names.tenants import split_mount
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
@@ -110,9 +112,14 @@ class Access:
         turn: Turn,
         now: Callable[[], float],
         revoke: Callable[[Session, str], None],
+        mount_of: Callable[[str, bool], TenantMount],
     ) -> None:
-        """`revoke(session, filter)` takes a subscription away; `now` is the loop's clock."""
+        """`revoke(session, filter)` takes a subscription away; `now` is the loop's clock.
+
+        `mount_of(tenant, is_of_file)` is the mount of a tenant's clients.
+        """
         section = config.access
+        self._mount_of = mount_of
         self._clients = clients
         self._logins = logins
         self._turn = turn
@@ -152,6 +159,7 @@ class Access:
         if section.password_file and section.rehash:
             self._rehash = Rehash(Path(section.password_file), counters, REHASH_INTERVAL_S)
         context.keeps_connect = section.is_used
+        context.may_mount = bool(section.tenants_file) or self._plugins_authenticate
         self._has_permits = self.files.acl is not None or self._plugins_decide
         self.version = self.files.acl_version
         self._tasks: list[asyncio.Task[None]] = []
@@ -194,7 +202,7 @@ class Access:
             self._askers.tick(now)
         if self._checks is not None:
             self._checks.tick(now)
-        if not self._has_permits:
+        if not self._has_permits and self.files.tenants is None:
             return
         self._counters.access_answers = len(self._answers)
         if self.version != self.files.acl_version or now >= self._look_at:
@@ -232,7 +240,7 @@ class Access:
         elif isinstance(found, _Refusal):
             self._refuse(session, found)
         else:
-            self._identified(session, client, found)
+            self._identified(session, client, found, "")
 
     def _known(self, session: Session, client: PluginClient) -> str | _Refusal | AccessQuestion:
         """Who the client is, if it can be said without asking; "" = anonymous."""
@@ -295,41 +303,59 @@ class Access:
                 name = client.username or client.common_name if answer.is_named else ""
                 if self._rehash is not None and question.hash_text is not None and client.password:
                     self._rehash.offer(name, question.hash_text, client.password)
-                self._identified(session, client, name)
+                self._identified(session, client, name, answer.tenant)
 
         def is_wanted() -> bool:
             return session.state != CLOSED and not attempt.is_held()
 
         self._ask(key, question, age_s, _AnswerWaiter(answered, is_wanted, address_key(session.born_host)))
 
-    def _identified(self, session: Session, client: PluginClient, principal: str) -> None:
+    def _identified(self, session: Session, client: PluginClient, principal: str, tenant: str) -> None:
         # Many connections of one user keep one name.
         session.principal = sys.intern(principal)
-        self._allow(session, client)
+        self._allow(session, client, tenant)
 
-    def _allow(self, session: Session, client: PluginClient | None) -> None:
-        """It is known who the client is: look at what it wants to be called, and to leave behind."""
+    def _allow(self, session: Session, client: PluginClient | None, tenant: str = "") -> None:
+        """It is known who the client is: look at what it wants to be called, and to leave behind.
+
+        `tenant` is what a plug-in has said of it, which counts before the file.
+        """
         if not self._may_have_id(session):
             why = "no permission for this client identifier"
             self._refuse(session, _Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, why))
             return
         if self._has_permits and client is not None:
             self._permit(session, client)
+        if tenant:
+            session.enter(self._mount_of(tenant, False))
+        elif of_file := self._tenant_by_file(session):
+            session.enter(self._mount_of(of_file, True))
         self._check_will(session)
+
+    def _tenant_by_file(self, session: Session) -> str:
+        tenants = self.files.tenants
+        return "" if tenants is None else tenants.of(session.principal)
+
+    def _is_anothers(self, session: Session) -> bool:
+        """Whether the file says now that a client is another tenant's, or nobody's, than when it came in."""
+        mount = session.mount
+        if mount is None:
+            return bool(self._tenant_by_file(session))
+        return mount.is_of_file and mount.tenant != self._tenant_by_file(session)
 
     def _may_have_id(self, session: Session) -> bool:
         acl = self.files.acl
         # An id that was made here is nobody's, and nobody can have chosen it.
         if acl is None or session.is_assigned:
             return True
-        return acl.id_right(session.principal, session.client_id) is not None
+        return acl.id_right(session.principal, session.own_id) is not None
 
     def owns_id(self, session: Session) -> bool:
         """Whether a line of the ACL gives the client id to this user, so that others' sessions must go."""
         acl = self.files.acl
         if acl is None or session.is_assigned:
             return False
-        return acl.id_right(session.principal, session.client_id) == OWNS
+        return acl.id_right(session.principal, session.own_id) == OWNS
 
     def _permit(self, session: Session, client: PluginClient) -> None:
         identity = b""
@@ -347,6 +373,7 @@ class Access:
         if permit is None or will is None:
             _identified(session)
             return
+        topic = split_mount(will.topic).inner
 
         def answered(answer: AccessAnswer) -> None:
             if session.state == CLOSED:
@@ -354,12 +381,12 @@ class Access:
             if answer.is_yes:
                 _identified(session)
             else:
-                why = f"no permission for the will's topic {will.topic[:64]!r}"
+                why = f"no permission for the will's topic {topic[:64]!r}"
                 self._refuse(session, _Refusal(ReasonCode.NOT_AUTHORIZED, why))
 
-        verdict = self.publish_verdict(permit, will.topic)
+        verdict = self.publish_verdict(permit, topic)
         if verdict == UNASKED:
-            self._ask_topic(permit, will.topic, PUBLISH, answered)
+            self._ask_topic(permit, topic, PUBLISH, answered)
         else:
             answered(AccessAnswer(verdict == ALLOWED))
 
@@ -371,7 +398,10 @@ class Access:
     # Who may publish
 
     def publish_verdict(self, permit: Permit, topic: str) -> int:
-        """ALLOWED, REFUSED or UNASKED; for `$delayed/<seconds>/<topic>` it is called with the topic."""
+        """ALLOWED, REFUSED or UNASKED, of a topic as the client says it.
+
+        For `$delayed/<seconds>/<topic>` it is called with the topic.
+        """
         acl = self.files.acl
         if acl is not None and not acl.may_publish(permit.user, permit.client_id, topic):
             return REFUSED
@@ -406,7 +436,7 @@ class Access:
             if answer.failure and permit.publishes is not None:
                 permit.publishes.pop(entry, None)
 
-        self._ask_topic(permit, entry.mqtt_topic, PUBLISH, answered)
+        self._ask_topic(permit, entry.said, PUBLISH, answered)
 
     def refresh(self, session: Session, permit: Permit) -> None:
         """Forget verdicts that have had their time; called before a run of publishes."""
@@ -450,20 +480,22 @@ class Access:
     def _refusal(self, session: Session, topic_filter: str, right: int) -> int:
         """SUBACK's code. What a rule denies is refused without a reason: that there is one says something."""
         acl, permit = self.files.acl, session.permit
-        if acl is None or permit is None:
+        narrow = within_mount(session.mount, filter_of(topic_filter))
+        if acl is None or permit is None or narrow is None:
             return REFUSED
-        is_denied = acl.is_denied(permit.user, permit.client_id, filter_of(topic_filter), right)
+        is_denied = acl.is_denied(permit.user, permit.client_id, narrow, right)
         return ReasonCode.UNSPECIFIED_ERROR if is_denied else REFUSED
 
     def filter_verdict(self, session: Session, topic_filter: str, right: int = READ) -> LeftOut | int | None:
         """What a subscription must leave out, None = refused, or UNASKED.
 
-        To read from a time in the past (REPLAY) needs a rule of its own where there is an ACL. What is a
-        tenant's no rule and no plug-in gives: clients are of no tenant.
+        To read from a time in the past (REPLAY) needs a rule of its own where there is an ACL. What is of
+        another tenant, or of one for who is nobody's, no rule and no plug-in gives; they are asked for what
+        the client says, without its tenant's mount.
         """
         permit = session.permit
-        narrow = filter_of(topic_filter)
-        if narrow.startswith(MOUNT):
+        narrow = within_mount(session.mount, filter_of(topic_filter))
+        if narrow is None:
             return None
         if permit is not None and permit.filters is not None and topic_filter in permit.filters:
             if not permit.filters[topic_filter]:
@@ -479,7 +511,11 @@ class Access:
         if acl is not None and permit is not None:
             left_out = acl.may_subscribe(permit.user, permit.client_id, narrow, right)
             # Who shares a message with whom is not known when it is taken: a share is allowed whole, or not.
-            return None if left_out and narrow != topic_filter else left_out
+            if left_out and topic_filter.startswith(SHARE_PREFIX):
+                return None
+            if left_out and session.mount is not None:
+                return tuple(session.mount.prefix + name for name in left_out)
+            return left_out
         is_sys = narrow == "$SYS" or narrow.startswith("$SYS/")
         return None if is_sys and not self._section.sys_topics else ()
 
@@ -501,7 +537,9 @@ class Access:
                     permit.filters = None
 
         for topic_filter in asked:
-            self._ask_topic(permit, filter_of(topic_filter), SUBSCRIBE, partial(answered, topic_filter))
+            narrow = within_mount(session.mount, filter_of(topic_filter))
+            assert narrow is not None
+            self._ask_topic(permit, narrow, SUBSCRIBE, partial(answered, topic_filter))
 
     def knows_filters(self, session: Session, filters: list[str], on_known: Callable[[], None]) -> bool:
         """Whether it is known which of a stored session's filters its client may have (still).
@@ -518,15 +556,24 @@ class Access:
     # What is in force
 
     def is_outdated(self, session: Session) -> bool:
-        """Whether the ACL was read again since a session that comes in now was allowed to."""
-        return session.permit is not None and session.permit.version != self.version
+        """Whether files were read again since a session that comes in now was allowed to."""
+        is_older = session.permit is not None and session.permit.version != self.version
+        return is_older or self._is_anothers(session)
 
     def look(self, session: Session) -> int:
         """Take filters away that the client may not have any more; how many it had, at least 1.
 
-        Who may not have its client id any more is disconnected: it would keep it from who may.
+        Who may not have its client id any more is disconnected: it would keep it from who may. So is who is
+        another tenant's now.
         """
         outbound = session.outbound
+        if session.state != CLOSED and self._is_anothers(session):
+            self._counters.tenants_changed_total += 1
+            log.info("a client is not its tenant's any more; its connection ends", client=session.client_id)
+            close_connection(
+                session, ReasonCode.NOT_AUTHORIZED, "tenant_changed", "the user is not this tenant's any more"
+            )
+            return 1
         if session.permit is not None and session.state != CLOSED and not self._may_have_id(session):
             self._counters.client_ids_revoked_total += 1
             log.info("a client id is not allowed any more; its connection ends", client=session.client_id)
@@ -540,7 +587,9 @@ class Access:
             verdict = self.filter_verdict(session, name)
             if verdict == UNASKED:
                 looked = partial(self._looked, session, name)
-                self._ask_topic(session.permit, filter_of(name), SUBSCRIBE, looked)
+                narrow = within_mount(session.mount, filter_of(name))
+                assert narrow is not None
+                self._ask_topic(session.permit, narrow, SUBSCRIBE, looked)
             elif verdict is None:
                 self._revoke(session, name)
             elif isinstance(verdict, tuple) and name in outbound.subscriptions:

@@ -81,12 +81,20 @@ class AccessQuestion:
 class AccessAnswer:
     """`is_yes`; `is_named`: as the user whose name was given. `failure`: nobody could say, and why.
 
-    `is_busy`: that is because too many ask.
+    `is_busy`: that is because too many ask. `tenant`: whose client it is, "" = nobody has said it.
     """
 
-    __slots__ = ("failure", "is_busy", "is_named", "is_yes")
+    __slots__ = ("failure", "is_busy", "is_named", "is_yes", "tenant")
 
-    def __init__(self, is_yes: bool, is_named: bool = True, failure: str = "", is_busy: bool = False) -> None:
+    def __init__(
+        self,
+        is_yes: bool,
+        is_named: bool = True,
+        failure: str = "",
+        is_busy: bool = False,
+        tenant: str = "",
+    ) -> None:
+        self.tenant = tenant
         self.is_yes = is_yes
         self.is_named = is_named
         self.failure = failure
@@ -344,8 +352,8 @@ class Asker:
             return AccessAnswer(
                 await self.plugins.allows(client, question.topic, question.action, self._timeout_s)
             )
-        said, is_named = await self.plugins.authenticate(client, self._timeout_s)
-        return AccessAnswer(bool(said), is_named)
+        said = await self.plugins.authenticate(client, self._timeout_s)
+        return AccessAnswer(bool(said.is_yes), said.is_named, tenant=said.tenant)
 
     async def _ready(self) -> bool:
         """Whether the plug-ins are made; tried again at intervals."""

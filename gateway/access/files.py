@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.access.core.acl import AclError, AclRules
+from gateway.access.core.tenants import TenantFileError, UserTenants
 from gateway.access.passwords import PasswordFile
 from gateway.access.scram_file import ScramFile
 from gateway.access.user_file import read_text
@@ -19,10 +20,11 @@ from holdmq.files.file_signature import Signature, changed, signature_of
 from holdmq.service import telemetry
 
 ACL_WHAT = "access.acl_file"
+TENANTS_WHAT = "access.tenants_file"
 
 log = telemetry.get_logger()
 
-AccessFile = AclRules | PasswordFile | ScramFile
+AccessFile = AclRules | PasswordFile | ScramFile | UserTenants
 
 
 def read_acl(path: Path) -> AclRules:
@@ -33,10 +35,19 @@ def read_acl(path: Path) -> AclRules:
         raise ConfigError(f"{path} ({ACL_WHAT}), {error}") from error
 
 
+def read_tenants(path: Path) -> UserTenants:
+    """Read a file of whose users are (blocking). Raises ConfigError naming file and line."""
+    try:
+        return UserTenants.parse(read_text(path, TENANTS_WHAT))
+    except TenantFileError as error:
+        raise ConfigError(f"{path} ({TENANTS_WHAT}), {error}") from error
+
+
 def files_of(section: AccessSection) -> list[tuple[Path, Callable[[Path], AccessFile]]]:
     """The files that are configured, each with what reads it (blocking, raises ConfigError)."""
     kinds: list[tuple[str, Callable[[Path], AccessFile]]] = [
         (section.acl_file, read_acl),
+        (section.tenants_file, read_tenants),
         (section.password_file, PasswordFile.read),
         (section.scram_file, ScramFile.read),
     ]
@@ -46,7 +57,8 @@ def files_of(section: AccessSection) -> list[tuple[Path, Callable[[Path], Access
 class AccessFiles:
     """What the files say; None for one that is not configured. The constructor reads them (blocking).
 
-    Raises ConfigError naming file, and line or user. `acl_version` rises each time that the ACL is read.
+    Raises ConfigError naming file, and line or user. `acl_version` rises each time that the ACL is read, or
+    whose users are.
     """
 
     def __init__(self, section: AccessSection, counters: Counters, worker: int) -> None:
@@ -57,6 +69,7 @@ class AccessFiles:
         self._files = files_of(section)
         self._seen: dict[Path, Signature] = {}
         self.acl: AclRules | None = None
+        self.tenants: UserTenants | None = None
         self.passwords: PasswordFile | None = None
         self.scram: ScramFile | None = None
         self.acl_version = 0
@@ -68,11 +81,14 @@ class AccessFiles:
         if isinstance(file, AclRules):
             self.acl = file
             self.acl_version += 1
+        elif isinstance(file, UserTenants):
+            self.tenants = file
+            self.acl_version += 1
         elif isinstance(file, PasswordFile):
             self.passwords = file
         else:
             self.scram = file
-        if not isinstance(file, AclRules) and file.warning and not self._worker:
+        if isinstance(file, PasswordFile | ScramFile) and file.warning and not self._worker:
             what = "access.password_file" if isinstance(file, PasswordFile) else "access.scram_file"
             log.warning("a file of users is not as it should be", file=what, reason=file.warning)
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from holdmq.config.access import PluginSettings
 from holdmq.errors import ConfigError, UsageError
+from holdmq.names.tenants import tenant_fault
 from holdmq.service import telemetry
 
 PUBLISH: Final = "publish"
@@ -60,6 +61,17 @@ class PluginKind(NamedTuple):
     config: Any
     authenticates: bool
     decides_on_topics: bool
+
+
+class Authenticated(NamedTuple):
+    """What plug-ins say of a client: `is_yes` None = nobody knows it.
+
+    `is_named`: as the user whose name was given; `tenant`: whose it is, "" = nobody has said it.
+    """
+
+    is_yes: bool | None
+    is_named: bool = False
+    tenant: str = ""
 
 
 class PluginFailure(Exception):
@@ -150,28 +162,31 @@ class Plugins:
                 except _FAILS as error:  # the others end too
                     log.warning("a plug-in did not close", plugin=name, reason=_told(error))
 
-    async def authenticate(self, client: PluginClient, timeout_s: float) -> tuple[bool | None, bool]:
-        """Ask who authenticates: (answer, whether as somebody with a name). None = nobody knows the client.
+    async def authenticate(self, client: PluginClient, timeout_s: float) -> Authenticated:
+        """Ask who authenticates. One may set `tenant` of the session that it is asked about.
 
         As in amqtt, all that have an opinion must agree. Raises PluginFailure.
         """
         session = _session_of(client)
         if session is None:
-            return False, False
+            return Authenticated(False)
         answer: bool | None = None
         is_named = False
+        tenant = ""
         for kind, (name, plugin) in zip(self._kinds, self._made, strict=True):
             if not kind.authenticates:
                 continue
             session.is_anonymous = False
+            session.tenant = None
             said = await self._ask(name, timeout_s, plugin.authenticate, session=session)
             if said is None:
                 continue
             if not said:
-                return False, False
+                return Authenticated(False)
             answer = True
             is_named = is_named or not session.is_anonymous
-        return answer, is_named
+            tenant = _one_tenant(name, tenant, session.tenant)
+        return Authenticated(answer, is_named, tenant)
 
     async def allows(self, client: PluginClient, topic: str, action: str, timeout_s: float) -> bool:
         """Ask who decides on topics; all that have an opinion must agree, and one must have one.
@@ -205,6 +220,18 @@ class Plugins:
         except _FAILS as error:
             raise PluginFailure(name, _told(error)) from error
         return None if said is None else bool(said)
+
+
+def _one_tenant(name: str, before: str, said: object) -> str:
+    """Whose a client is, as others said `before` and `name` says now. Raises PluginFailure if they differ."""
+    if said is None or said == "":
+        return before
+    fault = tenant_fault(said) if isinstance(said, str) else f"a tenant is a text, not {type(said).__name__}"
+    if fault is None and before and said != before:
+        fault = f"another one has said that the client is {before}'s"
+    if fault is not None:
+        raise PluginFailure(name, fault)
+    return str(said)
 
 
 async def _call(plugin: Any, hook: str, timeout_s: float) -> None:

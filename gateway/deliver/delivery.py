@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from gateway.ground.counters import Counters
+from gateway.ground.mounts import said_topic
 from gateway.ground.system_topics import SYSTEM_LEVEL
 from gateway.session.lag import Lag
 from gateway.session.outbound import Granted
@@ -19,6 +20,7 @@ from holdmq.mqtt import (
     encode_publish,
     matches,
 )
+from holdmq.names.tenants import MOUNT, mount_of, split_tenant
 from holdmq.names.topics import is_whole, level_of_topic, tag_fault
 from holdmq.record.codec import (
     FIXED_SIZE,
@@ -41,7 +43,11 @@ if TYPE_CHECKING:
 LEVELS_CACHED_MAX: Final = 10_000
 """Log topics whose MQTT level is remembered: a broker's topics_max."""
 WHOLE_LEVEL: Final = b"#"
-"""In the place of an MQTT level, which this never is: the topic's tags are whole MQTT topics."""
+"""At the end of an MQTT level, where this never is: tags are whole MQTT topics, below a mount perhaps.
+"""
+_MOUNT: Final = MOUNT.encode()
+_NO_CLIENTS: Final = (b"$SYS", _MOUNT)
+"""How no topic of a client without a tenant begins: gateways and tenants' clients speak there."""
 TRIE_FROM_FILTERS: Final = 16
 """From so many filters on a lagging session is matched through the trie instead of one by one."""
 MALFORMED_LOGGED_PER_S: Final = 20
@@ -56,7 +62,10 @@ log = telemetry.get_logger()
 
 
 class Outgoing:
-    """One record on its way out: what its receivers share, made when first needed."""
+    """One record on its way out: what its receivers share, made when first needed.
+
+    `said_topic` is what packets have for `mqtt_topic`: only clients of its own tenant can match a mount.
+    """
 
     __slots__ = (
         "block",
@@ -67,12 +76,14 @@ class Outgoing:
         "qos",
         "record",
         "retain",
+        "said_topic",
         "variants",
     )
 
     def __init__(self, record: Record, mqtt_topic: bytes, broker_now_ms: int) -> None:
         self.record = record
         self.mqtt_topic = mqtt_topic
+        self.said_topic = said_topic(mqtt_topic) if mqtt_topic.startswith(_MOUNT) else mqtt_topic
         self.qos = (record.sys_flag & SYS_QOS) >> SYS_QOS_SHIFT
         self.retain = bool(record.sys_flag & SYS_RETAIN)
         self.payload = record.body
@@ -119,7 +130,7 @@ class Outgoing:
             block = delivery_properties(self.block, self.expiry_left_s, identifiers) if is_v5 else b""
             if alias:
                 block += b"\x23" + abs(alias).to_bytes(2, "big")
-            topic = self.mqtt_topic if alias >= 0 else b""
+            topic = self.said_topic if alias >= 0 else b""
             version = MQTT_5 if is_v5 else 4
             head, tail = encode_publish(version, topic, self.payload, flags, block)
             found = self.variants[key] = head, tail, len(head) + len(tail) + 2
@@ -232,7 +243,9 @@ class LiveDelivery:
             level = self._levels[topic]
         else:
             name = topic.decode()
-            text = WHOLE_LEVEL.decode() if is_whole(name) else level_of_topic(name)
+            text = level_of_topic(name)
+            if is_whole(name):
+                text = mount_of(split_tenant(name)[0]) + WHOLE_LEVEL.decode()
             # What is called so is said by gateways, not by applications.
             level = None if text is None or text == SYSTEM_LEVEL else text.encode()
             if len(self._levels) >= LEVELS_CACHED_MAX:
@@ -240,8 +253,11 @@ class LiveDelivery:
             self._levels[topic] = level
         if level is None:
             return None
-        if level == WHOLE_LEVEL:
-            return None if not tag or tag.startswith(b"$SYS") else tag
+        if level.endswith(WHOLE_LEVEL):
+            mount = level[:-1]
+            if not tag or tag.startswith(b"$" if mount else _NO_CLIENTS):
+                return None
+            return mount + tag if mount else tag
         if tag is None:
             return level or None
         return b"%b/%b" % (level, tag)
@@ -302,7 +318,7 @@ class LiveDelivery:
                 outbound.messages += 1
                 self._counters.messages_out_qos0_total += 1
                 if aliases is not None:
-                    aliases.sent(outgoing.mqtt_topic, alias)
+                    aliases.sent(outgoing.said_topic, alias)
             return
         position = outgoing.record.physical_offset
         lag = outbound.lag
@@ -318,7 +334,7 @@ class LiveDelivery:
         if not outbound.is_socket_full and session.push(head, tail, link.name, position, flags, identifiers):
             self._sent(flags)
             if aliases is not None:
-                aliases.sent(outgoing.mqtt_topic, alias)
+                aliases.sent(outgoing.said_topic, alias)
             return
         if lag is None:
             lag = outbound.lag = Lag()
@@ -408,7 +424,7 @@ class LiveDelivery:
         else:
             return False
         if aliases is not None:
-            aliases.sent(outgoing.mqtt_topic, alias)
+            aliases.sent(outgoing.said_topic, alias)
         return True
 
     def _sent(self, flags: int) -> None:
@@ -471,7 +487,7 @@ def aliased(
     """Head, tail, packet size and alias of a PUBLISH to a client that takes topic aliases."""
     # A QoS 2 message of a persistent session leaves when its plan is written: others may overtake it.
     may_set = session.cursor is None or not flags & 4
-    alias = aliases.choose(outgoing.mqtt_topic, may_set)
+    alias = aliases.choose(outgoing.said_topic, may_set)
     head, tail, size = outgoing.variant(True, flags, identifiers, alias)
     if alias > 0 and session.packet_max and size > session.packet_max:
         alias = 0

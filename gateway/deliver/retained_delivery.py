@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from gateway.ground.counters import Counters
+from gateway.ground.mounts import said_topic
 from gateway.session.outbound import Granted, Planned
 from gateway.session.session import Session
 from holdmq.errors import HoldMQError
@@ -118,4 +119,4 @@ def _encode(
 ) -> tuple[bytes, bytes]:
     is_v5 = session.version == MQTT_5
     block = delivery_properties(message.block, left_s, identifiers) if is_v5 else b""
-    return encode_publish(MQTT_5 if is_v5 else 4, topic.encode(), message.payload, flags, block)
+    return encode_publish(MQTT_5 if is_v5 else 4, said_topic(topic.encode()), message.payload, flags, block)

@@ -80,6 +80,7 @@ HELP: Final = {
     "access_rehashes_left_total": "Weak hashes that stayed: the file is not to be written, or too many.",
     "filters_revoked_total": "Subscriptions that ended as they are not allowed any more.",
     "client_ids_revoked_total": "Connections that ended as their client id is not allowed any more.",
+    "tenants_changed_total": "Connections that ended as their user is another tenant's now.",
     "topics_waiting": "Connections that wait for a topic to be created.",
     "retained_in_total": "Retained messages that brokers took, or took away.",
     "retained_out_total": "Retained messages sent to who subscribed.",
@@ -187,6 +188,7 @@ class Counters:
     access_rehashes_left_total: int
     filters_revoked_total: int
     client_ids_revoked_total: int
+    tenants_changed_total: int
     topics_waiting: int
     retained_in_total: int
     retained_out_total: int

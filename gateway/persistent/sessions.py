@@ -18,7 +18,8 @@ from gateway.persistent.rows import SessionWriter
 from gateway.persistent.wills import AT_OWNER, what_becomes_of_it
 from gateway.session.cursor import SessionCursor
 from gateway.session.events import Closed, Event
-from gateway.session.session import CLOSED, OPENING, OwnerRows, Session, close_connection
+from gateway.session.owner_rows import OwnerRows
+from gateway.session.session import CLOSED, OPENING, Session, close_connection
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode
 from holdmq.service import telemetry

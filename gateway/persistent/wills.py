@@ -22,8 +22,8 @@ from gateway.session.events import Closed
 from gateway.session.plans import sys_flag_of
 from gateway.session.session import Session
 from holdmq.errors import RecordError, WireError
-from holdmq.mqtt import PUBLISH, RETAIN, CheckedTopics, ReasonCode, Will, encode_block
-from holdmq.names.topics import OTHER_TOPIC
+from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
+from holdmq.names.topics import is_other
 from holdmq.produce import PRODUCE_MAX_BYTES
 from holdmq.record.codec import encode_record
 from holdmq.record.once import WILL_UID, Once
@@ -89,12 +89,13 @@ def _session_will(will: Will, expiry_s: int, born_host: bytes) -> SessionWill:
 class WillPublisher:
     """Publishes the wills that owners say are due; `will_done` tells an owner what became of one.
 
-    `checked` are topics as clients write them, `topics` those of the log; `smallest` is what brokers take.
+    `find_entry` knows MQTT topics, below their tenant's mount; `topics` are those of the log; `smallest` is
+    what brokers take.
     """
 
     def __init__(
         self,
-        checked: CheckedTopics[TopicEntry],
+        find_entry: Callable[[str], TopicEntry],
         topics: ClientTopics,
         ingress: Ingress,
         smallest: SmallestMessage,
@@ -104,7 +105,7 @@ class WillPublisher:
         turn: Turn,
         now: Callable[[], float],
     ) -> None:
-        self._checked = checked
+        self._find_entry = find_entry
         self._topics = topics
         self._ingress = ingress
         self._smallest = smallest
@@ -175,12 +176,12 @@ class WillPublisher:
 
     def _publish(self, client_id: str, will: SessionWill, pair: bytes, done: Done) -> None:
         topics = self._topics
-        entry = self._checked.admit(will.topic.encode())
+        entry = self._find_entry(will.topic)
         if entry.refusal:
             self.settled(entry.refusal, done)
             return
         topic, tag = entry.own
-        if topic != OTHER_TOPIC and topics.uses_other(topic, client_id):
+        if not is_other(topic) and topics.uses_other(topic, client_id):
             topic, tag = entry.other
         target = topics.locate(topic, client_id)
         if target is None:

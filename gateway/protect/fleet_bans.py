@@ -75,18 +75,22 @@ class FleetBans:
         routes.on_down.append(self._down)
         routes.answers[RequestCode.BAN_CHANGED] = self._changed
 
-    def bars(self, session: Session) -> bool:
-        """Whether a client is banned by what is known of it now: id, address, and its user, if any."""
-        if self._of(session) is None:
+    def bars(self, session: Session, is_known: bool = True) -> bool:
+        """Whether a client is banned by its address, and its id and user, if any.
+
+        Not `is_known`: it may be a tenant's, and go by another id then.
+        """
+        if self._of(session, is_known) is None:
             return False
         self._counters.fleet_banned_total += 1
         return True
 
-    def _of(self, session: Session) -> BanRow | None:
+    def _of(self, session: Session, is_known: bool = True) -> BanRow | None:
         if not len(self._index):
             return None
         address = packed_address(session.born_host)
-        return self._index.find(session.client_id, session.principal, address, time.time_ns() // 1_000_000)
+        client_id = session.client_id if is_known else ""
+        return self._index.find(client_id, session.principal, address, time.time_ns() // 1_000_000)
 
     # What brokers say
 

@@ -80,8 +80,8 @@ class GuardedConnection(Protocol):
 class BarsClients(Protocol):
     """Knows whom an operator has banned."""
 
-    def bars(self, session: Session) -> bool:
-        """Whether a client is banned, by what is known of it now."""
+    def bars(self, session: Session, is_known: bool = True) -> bool:
+        """Whether a client is banned; not `is_known`: it may be a tenant's, and go by another id then."""
 
 
 class AdmissionGate:
@@ -188,6 +188,12 @@ class AdmissionGate:
 
     def lets_ask(self, session: Session) -> bool:
         """Whether it is worth to find out who a client is; one that an operator has banned is told so."""
+        if not self._fleet.bars(session, is_known=not session.context.may_mount):
+            return True
+        self._refuse_banned(session, "banned by an operator")
+        return False
+
+    def _lets_in(self, session: Session) -> bool:
         if not self._fleet.bars(session):
             return True
         self._refuse_banned(session, "banned by an operator")
@@ -200,7 +206,7 @@ class AdmissionGate:
 
     def admits(self, session: Session, principal: str) -> bool:
         """Whether a client whose CONNECT is right is not banned; else it is told so, and its session over."""
-        if not self.lets_ask(session):
+        if not self._lets_in(session):
             return False
         if self._flapping is None and not self.bans:
             return True

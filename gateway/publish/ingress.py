@@ -20,7 +20,7 @@ from gateway.session.received import Queue
 from gateway.session.session import Session
 from holdmq.errors import RecordError
 from holdmq.mqtt import MQTT_5, PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode, read_lone_publish
-from holdmq.names.topics import OTHER_TOPIC
+from holdmq.names.topics import is_other
 from holdmq.produce import PRODUCE_MAX_BYTES
 from holdmq.record.codec import PROPERTIES_BYTES_MAX
 from holdmq.record.once import ONCE_BYTES_MAX
@@ -258,7 +258,7 @@ class Ingress:
             # When it is due nobody would be there to keep it as the topic's retained message.
             return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         topic, tag = entry.own
-        is_first = topic != OTHER_TOPIC and topic not in inbound.targets
+        is_first = topic not in inbound.targets and not is_other(topic)
         if is_first and self._uses_other(topic, session.client_id):
             topic, tag = entry.other
         target = inbound.targets.get(topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -14,10 +15,11 @@ from gateway.ground.targets import Target
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.mqtt import ReasonCode
+from holdmq.names.tenants import split_tenant
 from holdmq.names.topics import (
     OTHER_KEY_LEVELS,
-    OTHER_TOPIC,
     TREE_PREFIX,
+    is_other,
     is_system_topic,
     is_whole,
     rank_queues,
@@ -55,7 +57,8 @@ class ClientTopics:
         self.mqtt_topics_max = mqtt_topics_max
         self._allowances = Allowances(creates_per_minute_max)
         self._loop = asyncio.get_running_loop()
-        self._known = 0
+        self._known: Counter[str] = Counter()
+        """Topics that clients may have made, by tenant; "" = nobody's. None takes another's places."""
         self._own_trees = tuple(own_trees)
         self._tree_names = list(own_trees)
         self.trees: tuple[tuple[str, int], ...] = tuple((name, OTHER_KEY_LEVELS) for name in own_trees)
@@ -82,8 +85,10 @@ class ClientTopics:
                 for target in link.producer.targets():
                     if target.topic in topics:
                         target.is_retired = (target.topic, name, target.queue_id) not in shown
-        self._known = sum(
-            not is_system_topic(route.topic) and not is_whole(route.topic) for route in self._routes.all()
+        self._known = Counter(
+            split_tenant(route.topic)[0]
+            for route in self._routes.all()
+            if not is_system_topic(route.topic) and not is_whole(route.topic)
         )
         self._find_trees()
 
@@ -111,7 +116,7 @@ class ClientTopics:
         if self._routes.get(topic) is not None:
             return False
         now = self._loop.time()
-        if self._known >= self.mqtt_topics_max or self._full.get(topic, 0.0) > now:
+        if self._known[split_tenant(topic)[0]] >= self.mqtt_topics_max or self._full.get(topic, 0.0) > now:
             return True
         refused = self._refused.get(topic)
         if topic in self._waiting or (refused is not None and refused[1] > now):
@@ -212,14 +217,15 @@ class ClientTopics:
     def _refuse(self, topic: str, error: RemoteError) -> None:
         log.warning("a topic may not be created", topic=topic, reason=str(error))
         until = self._loop.time() + REFUSED_S
-        if error.code == Code.TOPIC_LIMIT and topic != OTHER_TOPIC:
+        is_full = error.code in (Code.TOPIC_LIMIT, Code.QUOTA_EXCEEDED)
+        if is_full and not is_other(topic):
             if len(self._full) >= REFUSED_MAX:
                 self._full.clear()
             self._full[topic] = until
             return
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
-        self._refused[topic] = (ReasonCode.NOT_AUTHORIZED, until)
+        self._refused[topic] = (ReasonCode.QUOTA_EXCEEDED if is_full else ReasonCode.NOT_AUTHORIZED, until)
 
 
 def _set(idle: asyncio.Future[None]) -> None:

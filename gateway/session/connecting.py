@@ -24,7 +24,8 @@ def check_connect(connect: Connect, limits: SessionLimits) -> None:
         # Whose sessions and connections these are would be read from it: nobody may say so for himself.
         raise MqttError(
             ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
-            f"a client identifier that begins with {MOUNT} is a tenant's; take another one",
+            f"a client identifier that begins with {MOUNT} says whose it is, which no client may; "
+            "one of a tenant's users gives its own id alone",
         )
     if connect.will is not None:
         check_will(connect, limits)

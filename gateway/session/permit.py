@@ -21,8 +21,8 @@ class Decider(Protocol):
     version: int
     """Rises when what was decided counts no more."""
 
-    def publish_verdict(self, permit: Permit, mqtt_topic: str) -> int:
-        """ALLOWED, REFUSED or UNASKED."""
+    def publish_verdict(self, permit: Permit, topic: str) -> int:
+        """ALLOWED, REFUSED or UNASKED, of a topic as the client says it."""
 
 
 class Permit:
@@ -68,7 +68,7 @@ class Permit:
             publishes = self.publishes = {}
         found = publishes.get(entry)
         if found is None:
-            found = self.decider.publish_verdict(self, entry.mqtt_topic)
+            found = self.decider.publish_verdict(self, entry.said)
             if found != UNASKED:
                 if len(publishes) >= PUBLISHES_MAX:
                     publishes.clear()

@@ -16,11 +16,13 @@ receipts settle or messages are pushed, and the session then puts itself on `con
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final
 
 from gateway.ground.counters import Counters
 from gateway.ground.entries import TopicEntry
 from gateway.ground.limits import TOPIC_ALIAS_MAX, SessionLimits
+from gateway.ground.mounts import TenantMount, mounted_filter
 from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.ground.wheel import NOWHERE
 from gateway.session.aliases import Aliases
@@ -38,6 +40,7 @@ from gateway.session.cursor import SessionCursor
 from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Unsubscribing
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Outbound, Planned
+from gateway.session.owner_rows import OwnerRows
 from gateway.session.permit import Permit
 from gateway.session.subscribing import check_answer_fits, granting
 from holdmq.mqtt import (
@@ -92,37 +95,6 @@ _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
 
 
-class OwnerRows(Protocol):
-    """The owner of a session, a broker by its `name`, which keeps the session's rows."""
-
-    @property
-    def name(self) -> str:
-        """The name of the broker."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the broker can be asked."""
-
-    def open(self, session: Session) -> None:
-        """Ask for the session; who it came from hears of it."""
-
-    def change(
-        self,
-        session: Session,
-        kind: str,
-        name: str,
-        value: bytes,
-        on_written: Callable[[bool], None] | None = None,
-    ) -> bool:
-        """Have a row changed; False: too much waits."""
-
-    def want_state(self, session: Session) -> None:
-        """Have the session's state written, as it is when it leaves."""
-
-    def forget(self, session: Session) -> None:
-        """The connection is gone: its state goes with its end, if at all."""
-
-
 class SessionContext:
     """What all sessions of a worker share.
 
@@ -138,6 +110,7 @@ class SessionContext:
         "dirty",
         "keeps_connect",
         "limits",
+        "may_mount",
         "methods",
         "new_client_id",
         "planning",
@@ -160,6 +133,8 @@ class SessionContext:
         self.new_client_id = new_client_id
         self.methods: dict[str, BeginAt] = {}
         self.keeps_connect = False
+        self.may_mount = False
+        """Whether clients may turn out to be a tenant's: until then their ids are not what they go by."""
         self.dirty: list[Session] = []
         self.unserved: list[Session] = []
         self.planning: list[Session] = []
@@ -194,6 +169,7 @@ class Session(ReceiptOwner):
         "is_held",
         "is_terse",
         "keep_alive_s",
+        "mount",
         "outbound",
         "owner",
         "packet_max",
@@ -231,6 +207,8 @@ class Session(ReceiptOwner):
         self.will: Will | None = None
         self.principal = ""
         """Whose connection this is: a user who was authenticated, "" = anonymous."""
+        self.mount: TenantMount | None = None
+        """The mount of the client's tenant, below which everything of it is named; None = it is nobody's."""
         self.credentials: Connect | Enhanced | None = None
         """CONNECT until it was looked at (`SessionContext.keeps_connect`), or the connection's `Enhanced`."""
         self.packet_max = 0
@@ -331,6 +309,29 @@ class Session(ReceiptOwner):
         return events
 
     # Opening
+
+    def enter(self, mount: TenantMount) -> None:
+        """The client is a tenant's: its id, its will, and whatever it names from now on are below `mount`."""
+        assert self.mount is None
+        self.mount = mount
+        self.client_id = mount.prefix + self.client_id
+        if self.will is not None:
+            self.will = replace(self.will, topic=mount.prefix + self.will.topic)
+        topics = mount.topics
+        # What came with CONNECT was looked up before it was known whose it is.
+        self._decoder.use_topics(topics, lambda entry: topics.admit(entry.raw))
+        early: list[object] = self._early[0] if self._early else []  # type: ignore[assignment]
+        for item in early:
+            if type(item) is PublishRun:
+                item.messages = [
+                    (topics.admit(entry.raw), flags, packet_id, start, end, properties)
+                    for entry, flags, packet_id, start, end, properties in item.messages
+                ]
+
+    @property
+    def own_id(self) -> str:
+        """The client id as the client gave it."""
+        return self.client_id if self.mount is None else self.client_id[len(self.mount.prefix) :]
 
     def admit(self, is_present: bool, now: float) -> list[Event]:
         """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
@@ -460,10 +461,14 @@ class Session(ReceiptOwner):
         elif isinstance(packet, Subscribe):
             check_answer_fits(len(packet.subscriptions), self.packet_max)
             context = self.context
-            events.append(granting(packet, self.outgoing(), context.limits, context.counters))
+            prefix = "" if self.mount is None else self.mount.prefix
+            events.append(granting(packet, self.outgoing(), context.limits, context.counters, prefix))
         elif isinstance(packet, Unsubscribe):
             check_answer_fits(len(packet.topic_filters), self.packet_max)
-            events.append(Unsubscribing(packet.packet_id, packet.topic_filters))
+            filters = packet.topic_filters
+            if self.mount is not None:
+                filters = [mounted_filter(self.mount.prefix, name) for name in filters]
+            events.append(Unsubscribing(packet.packet_id, filters))
         elif isinstance(packet, Connect):
             self._connect(packet, events)
         elif isinstance(packet, Disconnect):

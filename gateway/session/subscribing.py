@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.ground.counters import Counters
 from gateway.ground.limits import SessionLimits
+from gateway.ground.mounts import mounted_filter
 from gateway.session.events import Subscribing
 from gateway.session.outbound import Outbound
 from gateway.session.replay import ReplayError, replay_of
@@ -20,8 +23,10 @@ def check_answer_fits(count: int, packet_max: int) -> None:
         )
 
 
-def granting(packet: Subscribe, outbound: Outbound, limits: SessionLimits, counters: Counters) -> Subscribing:
-    """What `packet` asks for, with the reason code that SUBACK will have for each filter."""
+def granting(
+    packet: Subscribe, outbound: Outbound, limits: SessionLimits, counters: Counters, prefix: str = ""
+) -> Subscribing:
+    """What `packet` asks for, below the mount `prefix`, with the reason code for each filter in SUBACK."""
     known = outbound.subscriptions
     shared = outbound.shared or {}
     # What came with the same bytes is decided before any of it is in effect.
@@ -32,12 +37,16 @@ def granting(packet: Subscribe, outbound: Outbound, limits: SessionLimits, count
     granted: list[tuple[int, Subscription | None]] = []
     for wanted in packet.subscriptions:
         topic_filter = wanted.topic_filter
-        code = wanted.qos  # [MQTT-3.8.4-7]
-        metric = ""
-        if (
+        is_too_long = (
             len(topic_filter.encode()) > limits.topic_max_bytes
             or topic_filter.count("/") >= limits.topic_levels_max
-        ):
+        )
+        if prefix:
+            topic_filter = mounted_filter(prefix, topic_filter)
+            wanted = replace(wanted, topic_filter=topic_filter)
+        code = wanted.qos  # [MQTT-3.8.4-7]
+        metric = ""
+        if is_too_long:
             code = ReasonCode.TOPIC_FILTER_INVALID
         elif topic_filter not in known and topic_filter not in asked and topic_filter not in shared:
             own = plus_levels(topic_filter)

@@ -6,13 +6,13 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable
-from functools import partial
 
 from gateway.brokers.link import BrokerLink
 from gateway.brokers.turn import Turn
 from gateway.ground.counters import Counters
-from gateway.ground.entries import make_entry
+from gateway.ground.entries import TopicEntry, make_entry
 from gateway.ground.limits import SessionLimits
+from gateway.ground.mounts import TenantMounts
 from gateway.ground.routes import Route, Routes
 from gateway.ground.smallest import SmallestMessage
 from gateway.publish.ingress import Ingress
@@ -22,7 +22,6 @@ from gateway.session.session import SessionContext
 from gateway.worker.parent_socket import ParentSocket
 from holdmq.client.route import Link, RouteTable
 from holdmq.config.model import Config
-from holdmq.mqtt import CheckedTopics
 from holdmq.rpc.security import Security
 from holdmq.wire.headers import HelloResponse
 
@@ -38,13 +37,12 @@ class Foundations:
         self.parent = ParentSocket(report)
         limits = SessionLimits(section, config.access.anonymous_allowed(section), config.access.authenticates)
         rules = Routes([Route(rule.filter, rule.topic) for rule in section.routes])
-        entry = partial(
-            make_entry,
-            topic_max_bytes=limits.topic_max_bytes,
-            topic_levels_max=limits.topic_levels_max,
-            routes=rules,
-        )
-        self.context = SessionContext(CheckedTopics(entry), limits, self.counters, _new_client_id)
+
+        def entry(raw: bytes, mount: str) -> TopicEntry:
+            return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max, rules, mount)
+
+        self.mounts = TenantMounts(entry)
+        self.context = SessionContext(self.mounts.topics, limits, self.counters, _new_client_id)
         self.turn = Turn(self.context)
         self.clients = Clients(self.counters)
         self.links: dict[str, BrokerLink] = {}

@@ -93,7 +93,7 @@ class Worker:
         logins = self.logins = Logins(section, login_failures, counters, now, parent)
         subscriptions = deliveries.subscriptions
         access = self.access = Access(
-            config, index, counters, context, clients, logins, turn, now, subscriptions.revoke
+            config, index, counters, context, clients, logins, turn, now, subscriptions.revoke, base.mounts.of
         )
 
         # Sessions that outlive their connections
@@ -123,7 +123,7 @@ class Worker:
             section.drain_will_min_s,
         )
         wills = self.wills = WillPublisher(
-            context.topics,
+            base.mounts.entry,
             topics,
             base.ingress,
             base.smallest,

@@ -104,12 +104,12 @@ def list_(
 
     found, page = _run(given.configuration(), work)
     given.table(
-        ("client id", "user", "address", "mqtt", "connected", "gateway", "subscribes to", "in flight",
-         "messages in", "out"),
+        ("client id", "tenant", "user", "address", "mqtt", "connected", "gateway", "subscribes to",
+         "in flight", "messages in", "out"),
         [_shown(row) for row in found],
         lambda row: (
-            row["client_id"], row["user"], _address(row), row["protocol"], show_time(row["connected_ms"]),
-            f"{row['gateway']} {row['worker']}", row["subscriptions"],
+            row["client_id"], row["tenant"], row["user"], _address(row), row["protocol"],
+            show_time(row["connected_ms"]), f"{row['gateway']} {row['worker']}", row["subscriptions"],
             f"{row['in_flight_in']} in, {row['in_flight_out']} out", row["messages_in"], row["messages_out"],
         ),
     )  # fmt: skip
@@ -168,7 +168,7 @@ def show(given: Asking, client_id: ClientId) -> None:
         print_json({**_shown(row), "filters": row.filters, "rates": rates})
         return
     shown = _shown(row)
-    by = f" as {row.user}" if row.user else ""
+    by = (f" as {row.user}" if row.user else "") + (f" of tenant {row.tenant}" if row.tenant else "")
     say(f"{row.client_id}{by} from {_address(shown)}, since {show_time(row.connected_ms)}")
     start = "clean start" if row.is_clean else "session resumed if there was one"
     say(f"MQTT {shown['protocol']}, keep alive {row.keep_alive_s} s, {start}")
@@ -245,7 +245,7 @@ def _shown(row: ClientRow) -> dict[str, Any]:
     del found["order"], found["version"]
     if not row.filters:
         del found["filters"]
-    return {**found, "protocol": VERSIONS.get(row.version, str(row.version))}
+    return {**found, "tenant": row.tenant, "protocol": VERSIONS.get(row.version, str(row.version))}
 
 
 def _address(row: dict[str, Any]) -> str:

@@ -75,6 +75,11 @@ class AccessSection(Section):
         description="File of permissions, in lines as Mosquitto's; empty = every client that is admitted may "
         "publish and subscribe to everything but $SYS.",
     )
+    tenants_file: str = Field(
+        "",
+        description="File that says which users are a tenant's, in lines user:tenant; empty = none is, but "
+        "for those of whom a plug-in says it (docs/access.md).",
+    )
     sys_topics: bool = Field(
         False,
         description="Without acl_file: clients may subscribe to $SYS, the gateway's own numbers.",
@@ -137,7 +142,7 @@ class AccessSection(Section):
     @property
     def is_used(self) -> bool:
         """Whether anything is decided about clients at all."""
-        return self.authenticates or bool(self.acl_file)
+        return self.authenticates or bool(self.acl_file or self.tenants_file)
 
     @property
     def authenticates(self) -> bool:

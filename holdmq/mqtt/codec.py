@@ -7,6 +7,7 @@ is refused when its fixed header is known, before any of it is kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from holdmq.errors import UsageError
@@ -157,6 +158,14 @@ class Decoder(Generic[T]):
         self._aliases = TopicAliases(maximum)
         if known is not None:
             self._aliases.entries.update(known)
+
+    def use_topics(self, topics: CheckedTopics[T], again: Callable[[T], T]) -> None:
+        """Look topics up in another table from now on; `again` gives the entry there of one from before."""
+        self._topics = topics
+        if self._aliases is not None:
+            entries = self._aliases.entries
+            for alias, entry in list(entries.items()):
+                entries[alias] = again(entry)
 
     @property
     def buffered(self) -> int:

@@ -48,6 +48,11 @@ class CheckedTopics(Generic[T]):
     def __len__(self) -> int:
         return len(self.entries) + len(self._older)
 
+    def clear(self) -> None:
+        """Forget all entries: they are made anew."""
+        self.entries = {}
+        self._older = {}
+
     def admit(self, topic: bytes) -> T:
         """Return the entry of `topic`, made if it is new. Raises MqttError for what is no topic name."""
         entry = self.entries.get(topic)

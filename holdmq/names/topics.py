@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from holdmq.mqtt.filters import matches
-from holdmq.names.tenants import in_tenant, mount_of, split_mount, split_tenant, tenant_fault
+from holdmq.names.tenants import MOUNT, in_tenant, mount_of, split_mount, split_tenant, tenant_fault
 from holdmq.record.codec import prefix_hash, tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 
@@ -80,7 +80,8 @@ def level_of_topic(topic: str) -> str | None:
     """The first level of a log topic's MQTT topics; None if MQTT cannot see this topic.
 
     System and temporary topics, those whose tags are whole MQTT topics, and what is no topic
-    name have no first level. The empty level is "". A tenant's is mounted: `$%acme/orders`.
+    name have no first level. The empty level is "". A tenant's is mounted: `$%acme/orders`; one that
+    begins with `$` has none, and neither has a topic of nobody's whose level would be a tenant's mount.
     """
     if is_whole(topic):
         return None
@@ -89,12 +90,14 @@ def level_of_topic(topic: str) -> str | None:
     tenant, own = split_tenant(topic)
     if tenant:
         level = None if topic_fault(topic) is not None else level_of_topic(own)
-        return None if level is None else mount_of(tenant) + level
+        # Below the mount no wildcard would stop at a `$`, as [MQTT-4.7.2-1] wants it.
+        return None if level is None or level.startswith("$") else mount_of(tenant) + level
     if topic == _EMPTY_LEVEL:
         return ""
     if topic_fault(topic) is not None or topic.endswith(TEMPORARY_SUFFIX):
         return None
-    return _unescape(topic).decode()
+    level = _unescape(topic).decode()
+    return None if level.startswith(MOUNT) else level
 
 
 def split_mqtt_topic(mqtt_topic: str) -> TopicTag:
@@ -123,10 +126,14 @@ def join_mqtt_topic(topic: str, tag: str | None) -> str | None:
     """The MQTT topic of a log topic and tag; None if MQTT cannot see it.
 
     That is so for system and temporary topics, for OTHER_TOPIC and its like without a tag, and for the
-    topic `|` without a tag (an MQTT topic has at least one character [MQTT-4.7.3-1]).
+    topic `|` without a tag (an MQTT topic has at least one character [MQTT-4.7.3-1]). A tag there that
+    begins with `$` in a tenant, or as a tenant's mount, is none's: see `level_of_topic`.
     """
     if is_whole(topic):
-        return mount_of(split_tenant(topic)[0]) + tag if tag else None
+        tenant = split_tenant(topic)[0]
+        if not tag or tag.startswith("$" if tenant else MOUNT):
+            return None
+        return mount_of(tenant) + tag
     level = level_of_topic(topic)
     if level is None:
         return None
@@ -145,6 +152,11 @@ def _unescape(topic: str) -> bytes:
 def is_system_topic(topic: str) -> bool:
     """Whether only the calls meant for it may name this topic; MQTT can never write one."""
     return topic.startswith("%")
+
+
+def is_other(topic: str) -> bool:
+    """Whether a log topic is OTHER_TOPIC, or that of a tenant."""
+    return split_tenant(topic)[1] == OTHER_TOPIC
 
 
 def is_whole(topic: str) -> bool:

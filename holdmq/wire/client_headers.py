@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Final, NamedTuple
 
+from holdmq.names.tenants import split_mount
 from holdmq.wire.header import Header, header
 
 ROWS_MAX: Final = 1_000
@@ -68,6 +69,11 @@ class ClientRow(NamedTuple):
     messages_out: int
     bytes_in: int
     bytes_out: int
+
+    @property
+    def tenant(self) -> str:
+        """Whose client it is, as its id says inside HoldMQ; "" = nobody's."""
+        return split_mount(self.client_id).tenant
 
 
 @header

@@ -13,6 +13,7 @@ from mqtt_client import MqttClient
 from processes import Stack, free_port, running_stack, wait_until
 
 from gateway.access.core.acl import OWNS, AclRules
+from gateway.access.core.tenants import UserTenants
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, ConnAck, PubAck, Publish
 
 StackMaker = Callable[..., Stack]
@@ -146,8 +147,9 @@ def _is_refused(stack: Stack) -> bool:
 def test_the_examples_of_access_md_run(holdmq_stack: StackMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = holdmq_stack(services=("registry", "broker"))
     users, commands = examples_of("access.md", "console")
-    configuration, plugins = examples_of("access.md", "toml")
-    program, own = examples_of("access.md", "python")
+    configuration, of_tenants, plugins = examples_of("access.md", "toml")
+    program, token, own = examples_of("access.md", "python")
+    (tenants,) = examples_of("access.md", "text")
     acl, ids = examples_of("access.md", "acl")
     assert AclRules.parse(ids.code).id_right("ada", "legacy-42") == OWNS
     port = str(free_port())
@@ -160,7 +162,10 @@ def test_the_examples_of_access_md_run(holdmq_stack: StackMaker, monkeypatch: py
     file = stack.directory / "holdmq.toml"
     file.write_text(moved(configuration.code))
     (stack.directory / "plugins.toml").write_text(plugins.code)
-    for name in ("holdmq.toml", "plugins.toml"):
+    (stack.directory / "tenants.toml").write_text(of_tenants.code)
+    (stack.directory / "users.tenants").write_text(tenants.code)
+    assert UserTenants.parse(tenants.code).of("meter-7") == "acme"
+    for name in ("holdmq.toml", "plugins.toml", "tenants.toml"):
         run_console(
             users._replace(code=f"$ holdmq config check --config {name}\nthe configuration is valid…\n"),
             [],
@@ -172,7 +177,8 @@ def test_the_examples_of_access_md_run(holdmq_stack: StackMaker, monkeypatch: py
     monkeypatch.delenv("HOLDMQ_CONFIG")
     run_console(commands._replace(code=moved(commands.code)), [], stack.directory)
     run_python(program._replace(code=moved(program.code)), stack.registry, stack.directory)
-    run_python(own, stack.registry, stack.directory)
+    for plugin in (token, own):
+        run_python(plugin, stack.registry, stack.directory)
     assert (stack.directory / "users.passwd").stat().st_mode & 0o777 == 0o600
     refused = 'holdmq_gateway_refused_total{reason="%s"}'
     for reason in ("bad_user_name_or_password", "publish_not_authorized", "subscribe_not_authorized"):

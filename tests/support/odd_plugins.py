@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jwt
+from amqtt.contrib.jwt import UserAuthJwtPlugin
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 
 
@@ -133,3 +135,31 @@ class NoCoroutine(BaseAuthPlugin):  # type: ignore[misc]
     def authenticate(self, *, session: Any) -> bool:
         time.sleep(0)
         return True
+
+
+class OfTenant(BaseAuthPlugin):  # type: ignore[misc]
+    """Admits everybody but file users, and says whose they are; `suffix` is put behind that."""
+
+    tenants: ClassVar[dict[str, Any]] = {}
+
+    @dataclass
+    class Config:
+        """What its tenants end with."""
+
+        suffix: str = ""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        tenant = self.tenants.get(session.username)
+        session.tenant = tenant + self.context.config.suffix if isinstance(tenant, str) else tenant
+        return True
+
+
+class TokenOfTenant(UserAuthJwtPlugin):  # type: ignore[misc]
+    """The plug-in of docs/access.md: a claim of the token, once that was checked, is the tenant."""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        verdict: bool | None = await super().authenticate(session=session)
+        if verdict:
+            claims = jwt.decode(session.password, options={"verify_signature": False})
+            session.tenant = claims.get("tenant")
+        return verdict

@@ -46,7 +46,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
     "ARCHITECTURE.md": [("text", DRAWING)],
     "docs/access.md": [
         *[(language, _ACCESS) for language in ("console", "acl", "toml", "console")],
-        *[(language, _ACCESS) for language in ("python", "acl", "toml", "python")],
+        *[(language, _ACCESS) for language in ("python", "acl", "toml", "text", "python", "toml", "python")],
     ],
     "docs/alarms.md": [
         ("sh", _DEVICES),

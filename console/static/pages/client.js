@@ -39,7 +39,7 @@ export async function show({ main, args: [id], signal }) {
     if (!client) return;
     const rates = Object.fromEntries(COUNTED.map((name) => [name, rate(name, seconds, name.startsWith("bytes") ? bytes : number)]));
     about.replaceChildren(facts({
-      User: client.user || "–", Address: place(client), Gateway: `${client.gateway}, worker ${client.worker}`, Listener: client.listener,
+      User: client.user || "–", Tenant: client.tenant || "–", Address: place(client), Gateway: `${client.gateway}, worker ${client.worker}`, Listener: client.listener,
       Protocol: `MQTT ${client.protocol}`, "Keep alive": client.keep_alive_s ? `${number(client.keep_alive_s)} s` : "none", "Clean start": client.clean_start ? "yes" : "no",
       "Session expires after": duration(client.expiry_s * 1000), "Connected": moment(client.connected_ms),
       "Messages in": `${number(client.messages_in)}, ${rates.messages_in}`, "Messages out": `${number(client.messages_out)}, ${rates.messages_out}`,

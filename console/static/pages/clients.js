@@ -64,6 +64,7 @@ export function show(place_) {
     key: (row) => `${row.gateway} ${row.worker} ${row.client_id}`,
     columns: [
       { name: "client_id", title: "Client id", sort: true, cell: (row) => h("a", { href: `/clients/${encodeURIComponent(row.client_id)}` }, row.client_id) },
+      { name: "tenant", title: "Tenant", class: "wide", cell: (row) => row.tenant || "–" },
       { name: "user", title: "User", class: "wide", sort: true, cell: (row) => row.user || "–" },
       { name: "address", title: "Address", class: "wide", sort: true, cell: (row) => place(row) },
       { name: "version", title: "MQTT", class: "wide", sort: true, cell: (row) => row.protocol },

@@ -47,7 +47,7 @@ def _with_names(run: PublishRun[Any]) -> PublishRun[bytes]:
     """A gateway's run has entries where others have the bytes of the topic."""
     named: PublishRun[bytes] = PublishRun(run.buffer)
     named.messages = [
-        (message[0].mqtt_topic.encode() if isinstance(message[0], TopicEntry) else message[0], *message[1:])
+        (message[0].said.encode() if isinstance(message[0], TopicEntry) else message[0], *message[1:])
         for message in run.messages
     ]
     return named

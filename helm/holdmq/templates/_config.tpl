@@ -226,6 +226,9 @@ access:
   {{- with .aclKey }}
   acl_file: /run/secrets/mqtt/{{ . }}
   {{- end }}
+  {{- with .tenantsKey }}
+  tenants_file: /run/secrets/mqtt/{{ . }}
+  {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

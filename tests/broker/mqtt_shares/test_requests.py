@@ -53,6 +53,26 @@ async def test_a_group_begins_where_it_was_made_and_reads_only_what_its_filter_s
     assert await peer.is_silent()
 
 
+async def test_a_group_over_all_of_a_tenant_gets_what_is_published_to_it_and_nothing_else(
+    broker: Stack, gateway: Gateway
+) -> None:
+    for topic in ("acme%t", "beta%t", "t"):
+        await broker.create(topic, 1)
+    peer = gateway(broker)
+    await peer.join(1, "a", group="$share/g/$%acme/#")
+    await peer.join(2, "b", group="$share/g/$%acme/+/1")
+    await peer.join(3, "c", group="$share/g/#")
+    # Behind the end of the log that the groups have seen: each batch is looked at as it comes.
+    for round_ in (b"1", b"2"):
+        for topic in ("acme%t", "beta%t", "t"):
+            await publish(broker, topic.encode() + round_, topic=topic)
+    got = await peer.take(6)
+    assert sorted((m.member_id, m.body) for m in got) == [
+        (1, b"acme%t1"), (1, b"acme%t2"), (2, b"acme%t1"), (2, b"acme%t2"), (3, b"t1"), (3, b"t2"),
+    ]  # fmt: skip
+    assert await peer.is_silent()
+
+
 async def test_a_member_gets_no_more_than_it_has_room_for(broker: Stack, gateway: Gateway) -> None:
     await broker.create("t", 1)
     peer, other = gateway(broker), gateway(broker)

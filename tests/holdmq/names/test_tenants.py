@@ -102,6 +102,24 @@ def test_nobody_outside_can_write_to_a_tenant(inner: str) -> None:
     assert split_mount(inner).tenant == ""
 
 
+@pytest.mark.parametrize(
+    ("topic", "tag"),
+    [
+        ("|24|25acme", "orders/1"),
+        ("|24|25", "acme/orders"),
+        (OTHER_TOPIC, "$%acme/orders/1"),
+        ("mqtt-tree-x", "$%acme/orders/1"),
+        ("acme%|24SYS", "x"),
+        ("acme%|24|25beta", "x"),
+        (f"acme%{OTHER_TOPIC}", "$%beta/x"),
+        (f"acme%{OTHER_TOPIC}", "$SYS/x"),
+    ],
+)
+def test_no_application_can_forge_a_topic_that_is_anothers(topic: str, tag: str) -> None:
+    assert topic_fault(topic) is None
+    assert join_mqtt_topic(topic, tag) is None
+
+
 def test_where_a_tenants_mqtt_topics_go() -> None:
     assert split_mqtt_topic("$%acme/orders/42") == TopicTag("acme%orders", "42")
     assert split_mqtt_topic("$%acme/orders") == TopicTag("acme%orders", None)
