@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from page_blocks import pages
+from page_blocks import ROOT, pages
 from page_facts import FACTS, Fact, facts, is_told_by, passage_of
 from page_numbers import path_of, sayings_in, text_of, unknown_numbers
+from page_sayings import OTHERS
 
 from holdmq.mqtt.reasons import connack_return_code
 
@@ -51,6 +52,8 @@ def test_a_number_of_a_page_is_what_its_row_says(fact: Fact) -> None:
     assert found, f"{fact.page}.md does not say {fact.words!r}; if it says it otherwise, so does its row"
     assert fact.source
     if not fact.is_of_ours:
+        for file in re.findall(r"[\w/]+/[\w.]+\.(?:py|md|js|mod)\b", fact.source):
+            assert (ROOT / file).exists(), file
         return
     sources = fact.source.split(", ")
     for match in found:
@@ -58,6 +61,15 @@ def test_a_number_of_a_page_is_what_its_row_says(fact: Fact) -> None:
         for n, said in enumerate(match.groups()):
             source = sources[n % len(sources)]
             assert is_told_by(said, source), f"{said} is not what {source} has"
+
+
+BY_THEMSELVES = {"configuration", "metrics", "http-api", "mqtt-conformance", "limits", "performance"}
+"""Pages that are written from the code, or have tests of their own."""
+
+
+def test_every_page_s_numbers_are_looked_after() -> None:
+    there = {path.stem for path in pages()}
+    assert there == BY_THEMSELVES | FACTS.keys() | OTHERS.keys()
 
 
 def test_every_section_of_performance_md_has_its_command() -> None:

@@ -14,7 +14,7 @@ ANALYSTS: Final[dict[str, list[tuple[str, str]]]] = {
             "(protocol reader {}, writer {}: every",
             "tests/spark_streaming/job/test_delta_sink.py",
         ),
-        ("in ms; 0 when a device's clock", "tests/spark_streaming/job/test_parts.py"),
+        ("in ms; {} when a device's clock", "spark_streaming/job/tps.py"),
         ("about {} after its second ended", "~ stats.trigger_interval_ms * 2 / 1000"),
         ("stay readable for {}:", "spark_streaming/job/delta_sink.py"),
         ("They are kept for {} (", "stats.tps_1m_retention_s"),

@@ -27,9 +27,10 @@ OPERATORS: Final[dict[str, list[tuple[str, str]]]] = {
     ],
     "operating": [
         (
-            "with exit code {}.",
+            "with exit code {} (",
             "tests/integration/test_settings.py::test_a_wrong_file_changes_nothing_and_is_told_by_key",
         ),
+        ("(with {}, and without asking", "holdmq.service.process:EXIT_USAGE"),
         ("(bytes + some {})", "~ 333 - 200 + storage.log.core.entries:ENTRY_SIZE"),
         ("5,000 messages of 200 bytes a second", EXAMPLE),
         ("for three days are {} GB", "~ 5000 * (200 + 150) * 3 * 86400 * 1.25 / 1000000000"),
