@@ -60,6 +60,7 @@ ON_KV: Final = (
     "broker/alerts",
     "broker/app",
     "broker/groups",
+    "broker/joining",
     "broker/kernel",
     "broker/mqtt_shares",
     "broker/produce/test_publishes_once.py",

@@ -50,12 +50,15 @@ class SpreadTopics:
 
         def plan(staged: Staged) -> None:
             nonlocal refused
+            room = self._topics.room(staged)
+            position = self._store.confirmed_position
             for name, settings in found.items():
                 if staged.get(name) is not None:
                     continue
                 try:
-                    self._topics.check_room(staged)
-                    staged.put(topic_changes.taken_over(name, settings, self._store.confirmed_position))
+                    if len(taken) >= room:
+                        raise self._topics.is_full()
+                    staged.put(topic_changes.taken_over(name, settings, position))
                 except RemoteError as error:
                     refused = error.remark
                     continue

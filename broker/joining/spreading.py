@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -36,6 +36,8 @@ ASK_S: Final = 5.0
 """How long one broker may take for one answer, a connection included: it answers from memory."""
 PEERS_PER_TURN: Final = 8
 """Brokers that are asked in one turn; the others follow in the next ones."""
+TAKEN_AT_ONCE: Final = 2_000
+"""Rows that are taken with one write of their table's file, which has all of them each time."""
 CONNECTED_S: Final = 1.0
 """How long a broker that has registered waits before it takes topics: gateways that have to read what
 comes to them connect to it first."""
@@ -157,17 +159,21 @@ class Spreading(RequestFamily):
         if not self._comparison.differs(peer.name, name, peer.digests, own):
             return True
         refused = ""
+        lacking: dict[str, dict[str, Any]] = {}
 
-        async def take(found: list[SpreadRow]) -> None:
+        async def look(found: list[SpreadRow]) -> None:
+            for row in found:
+                if not (table.has(row.name) or self._book.marks.is_deleted(RowKey(name, row.name))):
+                    lacking[row.name] = row.settings
+            if len(lacking) >= TAKEN_AT_ONCE:
+                await take()
+
+        async def take() -> None:
             nonlocal refused
-            lacking = {
-                row.name: row.settings
-                for row in found
-                if not table.has(row.name) and not self._book.marks.is_deleted(RowKey(name, row.name))
-            }
             if not lacking:
                 return
             taken = await table.take(lacking)
+            lacking.clear()
             refused = taken.refused or refused
             self._taken[name] += len(taken.names)
             if taken.names:
@@ -179,7 +185,8 @@ class Spreading(RequestFamily):
                     first=taken.names[0],
                 )
 
-        is_whole = await peer.go_through(name, take)
+        is_whole = await peer.go_through(name, look)
+        await take()
         self._say_refused(peer.name, name, refused)
         if is_whole and not refused:
             self._comparison.gone_through(peer.name, name, peer.digests, self._book.digests())

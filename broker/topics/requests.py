@@ -244,7 +244,8 @@ class TopicRequests(RequestFamily):
             topic = topic_changes.new_topic(known, header, self.table.queues_default)
             if topic is None:
                 return
-            self.check_room(staged)
+            if self.room(staged) <= 0:
+                raise self.is_full()
             self._check_age(topic)
             if known is None:
                 self._quotas.check_topics(topic.name, staged.names)
@@ -256,14 +257,17 @@ class TopicRequests(RequestFamily):
 
         self._file.submit(plan, done)
 
-    def check_room(self, staged: Staged) -> None:
-        """Raise TOPIC_LIMIT if there are as many topics as there may be."""
+    def room(self, staged: Staged) -> int:
+        """How many more topics there may be."""
         own = sum(staged.get(name) is not None for name in OWN_TABLES)
-        if len(staged) - own >= self.table.topics_max:
-            raise RemoteError(
-                Code.TOPIC_LIMIT,
-                f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
-            )
+        return self.table.topics_max - (len(staged) - own)
+
+    def is_full(self) -> RemoteError:
+        """The refusal of a topic for which there is no room."""
+        return RemoteError(
+            Code.TOPIC_LIMIT,
+            f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
+        )
 
     def _park(self, request: Request, name: str) -> None:
         """A topic of this name is being deleted: its successor comes when that is over."""

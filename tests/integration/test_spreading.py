@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import json
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from command_line import Cli, runner
+from mqtt_client import MqttClient
 from processes import Stack, end_all, wait_until
 from two_brokers import Cluster, two_brokers
 
 from holdmq.client import Admin, Consumer, Message, Producer
 from holdmq.client.groups import GroupAdmin
 from holdmq.errors import RemoteError
+from holdmq.mqtt import PubAck, Publish
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicDeleteRequest
@@ -58,6 +62,11 @@ def groups_of(cli: Cli, group: str) -> list[dict[str, Any]]:
     """A group's settings at each broker that has it."""
     rows: list[dict[str, Any]] = json.loads(run(cli, "group", "list", "--search", group, "--json"))
     return rows
+
+
+def is_used(stack: Stack) -> bool:
+    """Whether a broker has got messages."""
+    return stack.metric("broker", "holdmq_broker_produce_batches_total") > 0
 
 
 def turns(stack: Stack, count: int = 2) -> None:
@@ -161,6 +170,63 @@ async def test_a_group_reads_all_that_is_sent_while_a_broker_joins(
         view = (await groups.groups(["billing"]))["billing"]
         assert {row.retry_max_times for row in view.rows.values()} == {5}
         assert set(view.rows) == ALL
+
+
+def test_subscribers_get_all_that_devices_publish_while_a_broker_joins(
+    cluster: Cluster, third: Stack, cli: Cli
+) -> None:
+    cluster.first.start("gateway")
+    port = cluster.first.mqtt_port
+    run(cli, "topic", "create", "state")
+    readers = [MqttClient(port, f"reader-{number}", clean=True, expiry_s=600) for number in range(4)]
+    for reader in readers:
+        reader.subscribe("state/#")
+    offline = readers.pop()
+    offline.close()
+    sent: set[bytes] = set()
+
+    def publish(number: int) -> None:
+        """Devices that come and go, so that their keys are spread over all brokers that there are."""
+        round_ = 0
+        while round_ < 30 or not goes_on.is_set():
+            device = MqttClient(port, f"device-{number}-{round_}", clean=True, expiry_s=0)
+            for count in range(5):
+                body = f"{number}-{round_}-{count}".encode()
+                device.send(Publish(f"state/{number}", body, 1, packet_id=1 + count))
+                device.wait_for(PubAck)
+                sent.add(body)
+            device.close()
+            round_ += 1
+
+    def receive(client: MqttClient) -> set[bytes]:
+        got: set[bytes] = set()
+        quiet = 0
+        while not done.is_set() or (not got >= sent and quiet < 60):
+            try:
+                message = client.wait_for(Publish, 1.0)
+            except TimeoutError:
+                quiet += 1
+                continue
+            quiet = 0
+            got.add(bytes(message.payload))
+            client.send(PubAck(message.packet_id or 0))
+        return got
+
+    goes_on, done = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(8) as threads:
+        receiving = [threads.submit(receive, reader) for reader in readers]
+        publishing = [threads.submit(publish, number) for number in range(3)]
+        third.start("broker")
+        wait_until(lambda: set(at_brokers(cli, "state")) == ALL, "joined")
+        wait_until(lambda: is_used(third), "devices use it")
+        goes_on.set()
+        for each in publishing:
+            each.result()
+        done.set()
+        for got in receiving:
+            assert got.result() >= sent
+        back = MqttClient(port, "reader-3", clean=False, expiry_s=600)
+        assert receive(back) >= sent, "who was away"
 
 
 def test_what_was_deleted_or_made_while_a_broker_was_away(cluster: Cluster, third: Stack, cli: Cli) -> None:

@@ -44,6 +44,16 @@ def test_a_topic_s_life_on_the_command_line(stack: Stack, cli: Cli) -> None:
     assert json.loads(cli("topic", "list", "--json").stdout) == []
 
 
+def test_how_far_a_topic_is_spread_is_said_and_shown(cli: Cli) -> None:
+    assert cli("topic", "create", "spread", "--spread", "fixed").returncode == 0
+    assert "fixed" in cli("topic", "list", "--search", "spread").stdout
+    (row,) = json.loads(cli("topic", "list", "--search", "spread", "--json").stdout)
+    assert row["spread"] == "fixed"
+    assert "fixed" not in cli("topic", "update", "spread", "--spread", "all").stdout
+    assert cli("topic", "update", "spread", "--spread", "some").stderr.startswith("error: --spread 'some'")
+    assert cli("topic", "delete", "spread", "--force", "--yes").returncode == 0
+
+
 def test_settings_that_never_did_anything_are_refused_with_what_to_do(cli: Cli) -> None:
     for option, value in (("--filter-type", "mqtt"), ("--sysflag", "1")):
         refused = cli("topic", "update", "t", option, value)
