@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +23,7 @@ from console.api.page_files import PageFiles
 from console.api.serving import EndpointServer
 from console.identity.audit import AuditLog
 from console.identity.identity import KnowsCallers, SignedInCallers
-from console.live.cluster import Cluster
 from console.live.feed import SharedFeed
-from console.live.shards import Shards
 from console.management import (
     bans,
     configurations,
@@ -39,7 +38,7 @@ from console.management import (
     stored,
     topics,
 )
-from console.management.clients import ClusterClients
+from console.management.one_cluster import OneCluster
 from console.sql.analysis import Analysis
 from holdmq.config.analytics import ConsoleSection
 from holdmq.rpc.security import Security
@@ -51,11 +50,39 @@ STATIC: Final = Path(__file__).parent / "static"
 ANALYSIS_PAGE: Final = "/analysis"
 
 
+def cluster_endpoints(
+    feed: SharedFeed,
+    one: OneCluster,
+    callers: KnowsCallers,
+    registries: Sequence[str],
+    security: Security | None,
+) -> list[Endpoint]:
+    """Return what is asked of the brokers of one cluster, or of all: each may be asked with `cluster`.
+
+    `registries` are those that know them, and `security` what they are asked with.
+    """
+    cluster, clients = one.cluster, one.clients
+    found = [
+        *overview.endpoints(cluster, clients),
+        *live.endpoints(feed, cluster, callers),
+        *topics.endpoints(cluster, clients),
+        *groups.endpoints(clients),
+        *messages.endpoints(clients),
+        *dead_letters.endpoints(clients),
+        *replicas.endpoints(cluster, one.shards),
+        *connected.endpoints(clients),
+        *configurations.endpoints(clients, registries, security),
+        *bans.endpoints(clients),
+        *quotas.endpoints(clients),
+        *sessions.endpoints(cluster, clients),
+        *stored.endpoints(clients),
+    ]
+    return [replace(endpoint, is_of_cluster=True) for endpoint in found]
+
+
 def endpoint_table(
     feed: SharedFeed,
-    cluster: Cluster,
-    clients: ClusterClients,
-    shards: Shards,
+    whole: OneCluster,
     analyses: Analysis,
     callers: KnowsCallers,
     audit: AuditLog,
@@ -64,26 +91,15 @@ def endpoint_table(
 ) -> list[Endpoint]:
     """Return every endpoint of the API, the one that describes them included.
 
-    `registries` are those of the cluster, and `security` what they are asked with.
+    `whole` is asked by whoever names no cluster; the rest as for `cluster_endpoints`.
     """
     is_open = not isinstance(callers, SignedInCallers)
     return with_document(
         [
             *(accounts.open_endpoints(callers) if is_open else ()),
             *(accounts.endpoints(callers, audit) if isinstance(callers, SignedInCallers) else ()),
-            *overview.endpoints(cluster, clients),
-            *live.endpoints(feed, cluster, callers),
-            *topics.endpoints(cluster, clients),
-            *groups.endpoints(clients),
-            *messages.endpoints(clients),
-            *dead_letters.endpoints(clients),
-            *replicas.endpoints(cluster, shards),
-            *connected.endpoints(clients),
-            *configurations.endpoints(clients, registries, security),
-            *bans.endpoints(clients),
-            *quotas.endpoints(clients),
-            *sessions.endpoints(cluster, clients),
-            *stored.endpoints(clients),
+            *live.endpoints_of_all(feed, whole.cluster),
+            *cluster_endpoints(feed, whole, callers, registries, security),
             *analysis.endpoints(analyses),
         ]
     )

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,15 +15,14 @@ import uvicorn
 
 from console.api.openapi import document
 from console.api.serving import EndpointServer
-from console.app import build, endpoint_table
+from console.app import build, cluster_endpoints, endpoint_table
 from console.identity.accounts import AccountFile, first_password
 from console.identity.audit import AuditLog
 from console.identity.identity import Everybody, KnowsCallers, SignedInCallers
 from console.identity.sessions import SignedInTable
-from console.live.cluster import Cluster
 from console.live.feed import SharedFeed
-from console.live.shards import Shards
-from console.management.clients import ClusterClients
+from console.management.clusters_apart import ClustersApart
+from console.management.one_cluster import OneCluster
 from console.sql.analysis import Analysis
 from console.sql.saved import FILE
 from holdmq.config.analytics import ConsoleSection, StatsSection
@@ -62,24 +62,26 @@ async def main(config: Config, service: Service) -> None:
     listener = _bind(section.bind, section.port)
     port: int = listener.getsockname()[1]
     security = Security.of(config)
-    cluster = Cluster(config.registries(), security)
+    registries = config.registries()
+    whole = OneCluster(registries, security, config.client.cluster)
     tables = Path(config.stats.data_dir) / TABLES
     directory = Path(section.data_dir)
     await asyncio.to_thread(close_to_others, directory, FILE)
-    feed = SharedFeed(tables / "tps_1s", cluster, section.streams_max)
+    feed = SharedFeed(tables / "tps_1s", section.streams_max)
     analysis = Analysis(tables, section, config.stats)
-    clients = ClusterClients(cluster.admin)
-    shards = Shards(cluster.admin, cluster.client_id, security)
     audit = AuditLog(directory)
     sessions = SignedInTable(section.session_idle_s, section.session_max_s)
     callers = await _callers(section, directory, service, sessions)
     reloading = Reloading(CONSOLE, config, _adjustments(sessions, analysis), _check)
     service.controls[PATH] = reloading.control
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.soon)
-    endpoints = endpoint_table(
-        feed, cluster, clients, shards, analysis, callers, audit, config.registries(), security
+    endpoints = endpoint_table(feed, whole, analysis, callers, audit, registries, security)
+    apart = ClustersApart(
+        whole,
+        partial(OneCluster, registries, security),
+        lambda one: cluster_endpoints(feed, one, callers, registries, security),
     )
-    answering = EndpointServer(callers, audit)
+    answering = EndpointServer(callers, audit, apart)
     hosts = AllowedHosts(config.host_names())
     app = build(endpoints, answering, analysis, service.readiness, service.liveness, section, hosts)
     server = _Server(
@@ -97,8 +99,7 @@ async def main(config: Config, service: Service) -> None:
             timeout_graceful_shutdown=DRAIN_S,
         )
     )
-    await cluster.open()
-    await clients.open()
+    await whole.open()
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run())
@@ -119,8 +120,8 @@ async def main(config: Config, service: Service) -> None:
             server.should_exit = True
             await feed.close()
     finally:
-        await clients.close()
-        await cluster.close()
+        await apart.close()
+        await whole.close()
         await analysis.close()
         if isinstance(callers, SignedInCallers):
             callers.release()
@@ -132,15 +133,13 @@ async def main(config: Config, service: Service) -> None:
 async def described_api() -> dict[str, Any]:
     """Return the OpenAPI document of a console with accounts, which asks nobody for anything."""
     section = ConsoleSection()
-    cluster = Cluster(["127.0.0.1:1"])
+    whole = OneCluster(["127.0.0.1:1"], None)
     directory = Path(section.data_dir)
-    feed = SharedFeed(Path(TABLES), cluster, 1)
-    clients = ClusterClients(cluster.admin)
-    shards = Shards(cluster.admin, cluster.client_id, None)
+    feed = SharedFeed(Path(TABLES), 1)
     audit = AuditLog(directory)
     callers = SignedInCallers(AccountFile(directory), SignedInTable(1, 1))
     analysis = Analysis(Path(TABLES), section, StatsSection())
-    endpoints = endpoint_table(feed, cluster, clients, shards, analysis, callers, audit, [], None)
+    endpoints = endpoint_table(feed, whole, analysis, callers, audit, [], None)
     return document(endpoints)
 
 

@@ -89,6 +89,9 @@ class Call:
         return self.request.client.host if self.request.client is not None else ""
 
 
+CLUSTER: Final = "cluster"
+"""The parameter that says of which cluster the brokers are to be that are asked."""
+
 Result = BaseModel | ASGIApp | None
 Handler = Callable[[Call], Awaitable[Result]]
 
@@ -97,7 +100,8 @@ Handler = Callable[[Call], Awaitable[Result]]
 class Endpoint:
     """A row of the table. `answer` None: nothing comes back but the status.
 
-    `files`: other media types that an answer may have. `before_own_password`: it may be asked with a password
+    `files`: other media types that an answer may have. `is_of_cluster`: the parameter `cluster` may say about
+    which one it is asked. `before_own_password`: it may be asked with a password
     that somebody else has seen.
     """
 
@@ -114,6 +118,7 @@ class Endpoint:
     body_max: int = BODY_MAX
     before_own_password: bool = False
     names_slashes: frozenset[str] = field(default_factory=frozenset)
+    is_of_cluster: bool = False
 
     @property
     def is_change(self) -> bool:

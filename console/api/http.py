@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from console.api import origin
+from console.live.cluster import Cluster
 from console.live.feed import SharedFeed, StreamsFullError
 from holdmq.service import telemetry
 from holdmq.service.host_rule import AllowedHosts, split_target
@@ -127,19 +128,20 @@ class Guard:
 
 
 class EventStream:
-    """The response that holds a stream of `feed` until the page leaves or the feed closes.
+    """The response that holds a stream of `feed` and `cluster` until the page leaves or the feed closes.
 
     Before each frame it asks `may_go_on`, and ends when whoever began it may not look any more.
     """
 
-    def __init__(self, feed: SharedFeed, may_go_on: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, feed: SharedFeed, cluster: Cluster, may_go_on: Callable[[], Awaitable[bool]]) -> None:
         self._feed = feed
+        self._cluster = cluster
         self._may_go_on = may_go_on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             # A page that stalls (TimeoutError is an OSError) or vanishes is an ordinary end.
-            with self._feed.stream() as frames, contextlib.suppress(OSError):
+            with self._feed.stream(self._cluster) as frames, contextlib.suppress(OSError):
                 await while_there(receive, _send_frames(frames, self._may_go_on, send))
         except StreamsFullError as error:
             await error_response(503, "STREAMS_FULL", str(error))(scope, receive, send)

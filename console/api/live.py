@@ -16,7 +16,7 @@ from console.identity.roles import Rank
 from console.live.cluster import Cluster
 from console.live.core.window import WINDOW_S
 from console.live.feed import SharedFeed
-from holdmq.errors import StorageError
+from holdmq.errors import HoldMQError, StorageError
 
 SECONDS_DEFAULT = 60
 TOP_MAX = 1000
@@ -31,12 +31,6 @@ class TpsQuery(InputModel):
     top: int | None = Field(
         None, ge=1, le=TOP_MAX, description="Only so many topics, the busiest; all when absent."
     )
-
-
-class BrokersQuery(InputModel):
-    """Which brokers are asked for."""
-
-    cluster: str = Field("", max_length=64, description="Only those of this cluster; all when absent.")
 
 
 class CountAnswer(Answer):
@@ -95,6 +89,19 @@ class Brokers(Noticed):
     brokers: list[BrokerAnswer]
 
 
+class ClusterName(Answer):
+    """A cluster, and the names of its brokers."""
+
+    cluster: str
+    brokers: list[str]
+
+
+class Clusters(Noticed):
+    """The clusters that have brokers."""
+
+    clusters: list[ClusterName]
+
+
 class Gateway(Answer):
     """One worker process of a gateway; `state` is what its heartbeats say."""
 
@@ -112,19 +119,35 @@ class Gateways(Noticed):
     gateways: list[Gateway]
 
 
-def endpoints(feed: SharedFeed, cluster: Cluster, callers: KnowsCallers) -> list[Endpoint]:
-    """Return the endpoints over feed and cluster; streams go on while `callers` know who holds them."""
+def endpoints_of_all(feed: SharedFeed, cluster: Cluster) -> list[Endpoint]:
+    """Return the endpoints that are of no single cluster: what is counted, and which clusters there are."""
 
     async def tps(call: Call) -> Result:
         query: TpsQuery = call.query
         return Response(await feed.tps(query.seconds, query.top), media_type="application/json")
 
-    async def brokers(call: Call) -> Result:
-        query: BrokersQuery = call.query
-        found = Brokers.model_validate(await cluster.listing("brokers"))
-        if query.cluster:
-            found.brokers = [row for row in found.brokers if row.cluster == query.cluster]
-        return found
+    async def clusters(_call: Call) -> Result:
+        try:
+            names = await cluster.names()
+        except HoldMQError as error:
+            return Clusters(clusters=[], notice=f"the registries cannot be asked: {error}")
+        return Clusters(
+            clusters=[ClusterName(cluster=name, brokers=brokers) for name, brokers in names.items()]
+        )
+
+    viewer = Rank.VIEWER
+    return [
+        Endpoint("GET", "tps", viewer, tps, "Messages and bytes per topic and second, as the statistics job "
+                 "counted them.", Tps, TpsQuery),
+        Endpoint("GET", "clusters", viewer, clusters, "Clusters that have brokers, by name.", Clusters),
+    ]  # fmt: skip
+
+
+def endpoints(feed: SharedFeed, cluster: Cluster, callers: KnowsCallers) -> list[Endpoint]:
+    """Return the endpoints over feed and cluster; streams go on while `callers` know who holds them."""
+
+    async def brokers(_call: Call) -> Result:
+        return Brokers.model_validate(await cluster.listing("brokers"))
 
     async def gateways(_call: Call) -> Result:
         return Gateways.model_validate(await cluster.listing("gateways"))
@@ -140,14 +163,12 @@ def endpoints(feed: SharedFeed, cluster: Cluster, callers: KnowsCallers) -> list
                 log.warning("a stream ends: the accounts cannot be read", reason=str(error))
                 return False
 
-        return EventStream(feed, may_go_on)
+        return EventStream(feed, cluster, may_go_on)
 
     viewer = Rank.VIEWER
     return [
-        Endpoint("GET", "tps", viewer, tps, "Messages and bytes per topic and second, as the statistics job "
-                 "counted them.", Tps, TpsQuery),
         Endpoint("GET", "brokers", viewer, brokers,
-                 "Brokers that the registry knows, and how they are.", Brokers, BrokersQuery),
+                 "Brokers that the registry knows, and how they are.", Brokers),
         Endpoint("GET", "gateways", viewer, gateways,
                  "Gateway workers connected to the brokers.", Gateways),
         Endpoint("GET", "stream", viewer, stream, "Server-sent events, once a second: tps and cluster.",

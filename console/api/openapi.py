@@ -9,11 +9,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import holdmq
-from console.api.endpoint import PREFIX, Endpoint, ErrorAnswer, Nothing
+from console.api.endpoint import CLUSTER, PREFIX, Endpoint, ErrorAnswer, Nothing
 from console.api.serving import COOKIE, CSRF_HEADER
 from console.identity.roles import Rank
 
 TEMPLATE: Final = "#/components/schemas/{model}"
+_OF_CLUSTER: Final = {
+    "name": CLUSTER,
+    "in": "query",
+    "required": False,
+    "description": "Only brokers of this cluster and what they have; of all clusters when absent.",
+    "schema": {"type": "string", "default": "", "maxLength": 64},
+}
 
 
 def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -102,8 +109,9 @@ def _in_path(one: Endpoint) -> list[dict[str, Any]]:
 
 
 def _in_query(one: Endpoint, schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    of_cluster = [_OF_CLUSTER] if one.is_of_cluster else []
     if one.query is Nothing:
-        return []
+        return of_cluster
     schema = schemas[one.query.__name__]
     required = set(schema.get("required", ()))
     return [
@@ -115,4 +123,4 @@ def _in_query(one: Endpoint, schemas: dict[str, Any]) -> list[dict[str, Any]]:
             "schema": {key: value for key, value in field.items() if key not in ("description", "title")},
         }
         for name, field in schema.get("properties", {}).items()
-    ]
+    ] + of_cluster

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 from pydantic import BaseModel, SecretStr, ValidationError
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from console.api.endpoint import PREFIX, Call, Endpoint, InputModel
+from console.api.endpoint import CLUSTER, PREFIX, Call, Endpoint, Handler, InputModel
 from console.api.http import error_response
 from console.api.refusals import RefusedRequest, refusal_of
 from console.identity.audit import AuditLog, AuditRow
@@ -34,12 +34,24 @@ UNSHOWN: Final = frozenset({"body", "body_base64", "sql", "properties"})
 log = structlog.get_logger("holdmq.console")
 
 
-class EndpointServer:
-    """Answers by a table of endpoints: `callers` says who asks, `audit` takes what changes something."""
+class KnowsClusters(Protocol):
+    """Finds who answers about one cluster."""
 
-    def __init__(self, callers: KnowsCallers, audit: AuditLog) -> None:
+    async def handler(self, endpoint: Endpoint, cluster: str) -> Handler:
+        """Return what answers this endpoint for a cluster. Raises RefusedRequest, HoldMQError."""
+        ...
+
+
+class EndpointServer:
+    """Answers by a table of endpoints: `callers` says who asks, `audit` takes what changes something.
+
+    `clusters` has those who answer in place of the table when a request names a cluster.
+    """
+
+    def __init__(self, callers: KnowsCallers, audit: AuditLog, clusters: KnowsClusters) -> None:
         self._callers = callers
         self._audit = audit
+        self._clusters = clusters
 
     def routes(self, endpoints: Iterable[Endpoint]) -> list[BaseRoute]:
         """Return the routes of these endpoints."""
@@ -52,13 +64,15 @@ class EndpointServer:
         async def answer(request: Request) -> Response | ASGIApp:
             caller: Caller | None = None
             body: InputModel | None = None
+            cluster = request.query_params.get(CLUSTER, "") if endpoint.is_of_cluster else ""
             try:
                 caller = await self.caller_of(request)
                 _admit(endpoint, caller, request)
                 query = _query_of(endpoint, request)
                 body = await _body_of(endpoint, request)
                 asked = caller if caller is not None else Caller("", Rank.OPEN)
-                result = await endpoint.handler(Call(request, asked, query, body))
+                handler = await self._clusters.handler(endpoint, cluster) if cluster else endpoint.handler
+                result = await handler(Call(request, asked, query, body))
                 response = _response(endpoint, result)
             except Exception as error:
                 refusal = refusal_of(error)
@@ -67,7 +81,7 @@ class EndpointServer:
                     refusal = RefusedRequest(500, "SYSTEM_ERROR", "the console failed; its log has the cause")
                 response = _refused(refusal)
             if endpoint.is_change and (caller is not None or endpoint.role is Rank.OPEN):
-                await self._write_down(endpoint, request, caller, body, response)
+                await self._write_down(endpoint, request, caller, body, cluster, response)
             return response
 
         return answer
@@ -82,9 +96,10 @@ class EndpointServer:
         request: Request,
         caller: Caller | None,
         body: InputModel | None,
+        cluster: str,
         response: Response | ASGIApp,
     ) -> None:
-        details = _shown(body)
+        details = _shown(body) | ({CLUSTER: cluster[:SHOWN_MAX]} if cluster else {})
         row = AuditRow(
             time_ms=time.time_ns() // 1_000_000,
             account=caller.name if caller is not None else str(details.get("name", ""))[:SHOWN_MAX],
@@ -144,6 +159,8 @@ def _query_of(endpoint: Endpoint, request: Request) -> InputModel:
         if name in given:
             raise RefusedRequest(400, "INVALID_ARGUMENT", f"{name[:80]} is given more than once", name[:80])
         given[name] = value
+    if endpoint.is_of_cluster:
+        given.pop(CLUSTER, None)
     return _checked(endpoint.query, given)
 
 

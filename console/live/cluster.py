@@ -36,12 +36,15 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 class Cluster:
-    """Asks the cluster whose registries are `registries` (host:port each). Call `open` before use."""
+    """Asks the cluster whose registries are `registries` (host:port each). Call `open` before use.
 
-    def __init__(self, registries: list[str], security: Security | None = None) -> None:
-        self.client_id = f"console-{socket.gethostname()}-{os.getpid()}"
+    `name`: where they know several, which it is; "" = all of them together.
+    """
+
+    def __init__(self, registries: list[str], security: Security | None = None, name: str = "") -> None:
+        self.client_id = f"console-{socket.gethostname()}-{os.getpid()}{'-' if name else ''}{name}"
         self.registries = registries
-        self.admin = Admin(registries, client_id=self.client_id, security=security)
+        self.admin = Admin(registries, client_id=self.client_id, security=security, cluster=name)
         self._turn = asyncio.Lock()
         self._asked_at = -FRESH_S
         self._view: Rows = {name: [] for name in NAMES}
@@ -73,6 +76,10 @@ class Cluster:
             raise self._error
         brokers, gateways = self._view["brokers"], self._view["gateways"]
         return self._noticed({"brokers": brokers, "gateways": gateways, "counts": self._counts(self._view)})
+
+    async def names(self) -> dict[str, list[str]]:
+        """Return the clusters that have brokers, and these, both by name. Raises HoldMQError."""
+        return (await self.admin.cluster()).clusters()
 
     async def topics(
         self, search: str, sort: str, offset: int, count: int, include_system: bool

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter as Counted
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -54,22 +55,19 @@ class StreamsFullError(Exception):
 class SharedFeed:
     """The shared view. `run` drives the streams until `close`; the other calls may come at any time."""
 
-    def __init__(
-        self, table_path: Path, cluster: Cluster, streams_max: int, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, table_path: Path, streams_max: int, clock: Callable[[], float] = time.time) -> None:
         self._table = TpsTable(table_path)
-        self._cluster = cluster
         self._clock = clock
         self._streams_max = streams_max
-        self._streams = 0
+        self._streams: Counted[Cluster] = Counted()
         # One thread: the window is not shared, and a table that hangs must not take a pool along.
         self._thread = ThreadPoolExecutor(1, "console-tables")
         self._refreshed_at = -FRESH_S
         self._turn = asyncio.Lock()
         self._watched = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._asking: asyncio.Future[dict[str, Any]] | None = None
-        self._frame = b""
+        self._asking: dict[Cluster, asyncio.Future[dict[str, Any]]] = {}
+        self._frames: dict[Cluster, bytes] = {}
         self._number = 0
         self._closed = asyncio.Event()
 
@@ -86,9 +84,9 @@ class SharedFeed:
             while not self._closed.is_set():
                 await self._watched.wait()
                 started = time.monotonic()
-                frame = await self._make_frame()
+                frames = await self._make_frames(list(self._streams))
                 async with self._changed:
-                    self._frame = frame
+                    self._frames = frames
                     self._number += 1
                     self._changed.notify_all()
                 if not self._streams and not self._closed.is_set():
@@ -98,40 +96,45 @@ class SharedFeed:
                     async with asyncio.timeout(max(0.05, left)):
                         await self._closed.wait()
         finally:
-            if self._asking is not None:
-                self._asking.cancel()
+            for asking in self._asking.values():
+                asking.cancel()
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[AsyncIterator[bytes]]:
+    def stream(self, cluster: Cluster) -> Iterator[AsyncIterator[bytes]]:
         """Hold one of the `streams_max` streams; its frames are server-sent events, and end after `close`.
+
+        Each has what the job counted, and what `cluster` says of itself.
 
         Raises StreamsFullError when all are taken.
         """
-        if self._streams >= self._streams_max:
+        if self._streams.total() >= self._streams_max:
             STREAMS_REFUSED.inc()
             raise StreamsFullError(
                 f"{self._streams_max} pages are open (console.streams_max); close one, then reload"
             )
-        self._streams += 1
+        self._streams[cluster] += 1
         STREAMS.inc()
         self._watched.set()
         try:
-            yield self._frames()
+            yield self._frames_of(cluster)
         finally:
-            self._streams -= 1
+            self._streams[cluster] -= 1
+            if not self._streams[cluster]:
+                del self._streams[cluster]
             STREAMS.dec()
 
-    async def _frames(self) -> AsyncIterator[bytes]:
+    async def _frames_of(self, cluster: Cluster) -> AsyncIterator[bytes]:
         seen = self._number
         # A first byte at once: the browser knows that the stream is open.
         yield b"retry: 2000\n\n"
         while True:
             async with self._changed:
                 await self._changed.wait_for(partial(self._has_passed, seen))
-                seen, frame = self._number, self._frame
+                seen, frame = self._number, self._frames.get(cluster)
             if self._closed.is_set():
                 return
-            yield frame
+            if frame is not None:
+                yield frame
 
     def _has_passed(self, seen: int) -> bool:
         return self._closed.is_set() or self._number != seen
@@ -147,17 +150,23 @@ class SharedFeed:
         """Let the thread go; nothing may be asked any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _make_frame(self) -> bytes:
-        if self._asking is None:
-            self._asking = asyncio.ensure_future(self._cluster.overview())
-        frame = b"event: tps\ndata: %b\n\n" % await self.tps(STREAM_SECONDS, STREAM_TOPICS)
+    async def _make_frames(self, clusters: list[Cluster]) -> dict[Cluster, bytes]:
+        for cluster in clusters:
+            if cluster not in self._asking:
+                self._asking[cluster] = asyncio.ensure_future(cluster.overview())
+        counts = b"event: tps\ndata: %b\n\n" % await self.tps(STREAM_SECONDS, STREAM_TOPICS)
+        frames = dict.fromkeys(clusters, counts)
         # A broker that is gone must not hold up the counts: pages keep what they have of the cluster.
-        done, _ = await asyncio.wait([self._asking], timeout=OVERVIEW_WAIT_S)
-        if done:
-            overview = json.dumps(self._asking.result(), separators=(",", ":")).encode()
-            frame += b"event: cluster\ndata: %b\n\n" % overview
-            self._asking = None
-        return frame
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=OVERVIEW_WAIT_S)
+        for cluster, asking in list(self._asking.items()):
+            if not asking.done():
+                continue
+            del self._asking[cluster]
+            if cluster in frames:
+                overview = json.dumps(asking.result(), separators=(",", ":")).encode()
+                frames[cluster] += b"event: cluster\ndata: %b\n\n" % overview
+        return frames
 
     async def _refresh(self) -> None:
         if time.monotonic() - self._refreshed_at >= FRESH_S:

@@ -2,6 +2,15 @@
 
 let moved = () => {};
 
+// The cluster that the pages are about, "" = all of them; it stays in the address from page to page.
+export const cluster = () => new URLSearchParams(location.search).get("cluster") ?? "";
+
+// A path or address with this cluster in it, unless it names one itself.
+export function kept(path) {
+  if (!cluster() || !path.startsWith("/") || /[?&]cluster=/.test(path)) return path;
+  return `${path}${path.includes("?") ? "&" : "?"}cluster=${encodeURIComponent(cluster())}`;
+}
+
 export function onMoved(work) {
   moved = work;
   addEventListener("popstate", () => work());
@@ -16,7 +25,7 @@ export function onMoved(work) {
 }
 
 export function go(path) {
-  history.pushState(null, "", path);
+  history.pushState(null, "", kept(path));
   moved();
 }
 

@@ -1,5 +1,7 @@
 // Calls of the API: an answer, or a Refusal whose message is the console's sentence.
 
+import { kept } from "./address.js";
+
 export class Refusal extends Error {
   constructor(message, { status = 0, code = "", hint = null, field = null } = {}) {
     super(message);
@@ -15,12 +17,17 @@ export const prove = (token) => { proof = token ?? ""; };
 // Called when nobody is signed in any more, or whoever is has to choose a password of his own first.
 export const onTurnedAway = (work) => { turnedAway = work; };
 
+// What is asked of brokers, and so of one cluster where the address of the page names one.
+const OF_BROKERS = /^\/api\/v1\/(alarms|bans|brokers|clients|clients-busiest|cluster|configuration|connections|dead-letters|gateways|groups|messages|quotas|replicas|retained|sessions|stream|tables|topics)(?=[/?]|$)/;
+
+export const apart = (path) => (OF_BROKERS.test(path) ? kept(path) : path);
+
 export async function call(path, { method = "GET", body, signal } = {}) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
   if (method !== "GET") headers["X-HoldMQ-CSRF"] = proof;
   let response;
   try {
-    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
+    response = await fetch(apart(path), { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refusal("the console does not answer", { hint: "Is it running, and is this machine connected to it? This page tries again." });

@@ -1,5 +1,7 @@
 // Elements from code. Every text goes in as text: nothing that somebody named is ever markup.
 
+import { kept } from "./address.js";
+
 // h("td.n.wide", { title: "…", onclick: f, hidden: true }, "text", element, null)
 export function h(name, attributes = {}, ...children) {
   const [tag, ...classes] = name.split("."), element = document.createElement(tag);
@@ -8,6 +10,8 @@ export function h(name, attributes = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") element.addEventListener(key.slice(2), value);
     else if (key === "value") element.value = value;
+    // A link to another page leads to the same cluster, in a tab of its own too.
+    else if (name === "a" && key === "href" && !/^\/(api|static|metrics)\b/.test(value)) element.setAttribute(key, kept(value));
     else element.setAttribute(key, value === true ? "" : value);
   }
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));

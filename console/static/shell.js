@@ -1,8 +1,8 @@
 // The shell: who is signed in, what the role may open, and the page that the address names.
 
-import { go, onMoved } from "./address.js";
+import { cluster, go, onMoved, setQuery } from "./address.js";
 import { account, forget, hasAccounts, load, may, signOut } from "./account.js";
-import { onTurnedAway } from "./api.js";
+import { call, onTurnedAway } from "./api.js";
 import { at, every, h, notice, say, tell } from "./dom.js";
 import { askPassword } from "./password.js";
 import { themeSwitch } from "./theme_switch.js";
@@ -92,6 +92,7 @@ function frame(isIn) {
   if (at("side").matches(":popover-open")) at("side").hidePopover();
   at("side").hidden = at("menu").hidden = !isIn;
   if (!isIn) return;
+  offerClusters();
   const path = location.pathname;
   at("pages").replaceChildren(...NAVIGATION.flatMap(([heading, links]) => {
     const shown = links.filter(([, , role]) => may(role ?? "viewer")), id = `pages-${heading.toLowerCase()}`;
@@ -105,6 +106,20 @@ function frame(isIn) {
   at("account-role").textContent = role;
 }
 
+// Who has several clusters at the registries chooses among them; one that is gone stays chosen until it is left.
+async function offerClusters() {
+  let found = [];
+  try {
+    found = (await call("/api/v1/clusters")).clusters.map((one) => one.cluster);
+  } catch (error) {
+    console.warn("the clusters could not be read:", error);
+    if (!cluster()) return;
+  }
+  const names = [...new Set([...found, cluster()])].filter(Boolean).sort();
+  at("clusters").hidden = names.length < 2 && !cluster();
+  at("cluster-choice").replaceChildren(...["", ...names].map((name) => h("option", { value: name, selected: name === cluster() }, name || "All clusters")));
+}
+
 async function start() {
   try {
     await load();
@@ -115,6 +130,10 @@ async function start() {
   await open();
 }
 
+at("cluster-choice").addEventListener("change", ({ target }) => {
+  setQuery({ cluster: target.value });
+  open();
+});
 themeSwitch(at("theme"));
 at("account-menu").addEventListener("toggle", () => at("sign-out").scrollIntoView({ block: "nearest" }));
 at("password").addEventListener("click", async () => {

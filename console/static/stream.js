@@ -1,6 +1,6 @@
 // The console's stream of events: what happens now, once a second.
 
-import { call } from "./api.js";
+import { apart, call } from "./api.js";
 
 // The counts are read again at this pace, for those that came later than events repeat.
 const REREAD_MS = 30_000;
@@ -22,7 +22,7 @@ export function follow(signal, { counts, cluster, live }) {
   }
 
   function listen() {
-    source = new EventSource("/api/v1/stream");
+    source = new EventSource(apart("/api/v1/stream"));
     source.addEventListener("tps", (event) => {
       heard = Date.now();
       live("live", "live");

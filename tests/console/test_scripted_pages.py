@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
@@ -9,6 +10,9 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 from scripted_console import ODD_NAME, ScriptedConsole, refusal, scripted_console
 from web_pages import barriers_of, faults_of
+
+from console.app import STATIC
+from console.main import described_api
 
 PAGES = {
     "Topics": "/topics",
@@ -465,3 +469,59 @@ async def test_a_viewer_sees_replicas_and_hands_no_lead_over(
     await expect(page.get_by_role("button", name="Switch")).to_have_count(0)
     assert faults == []
     await page.close()
+
+
+async def test_a_cluster_is_chosen_and_stays_in_the_address_from_page_to_page(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/topics")
+    choice = page.get_by_role("combobox", name="Cluster")
+    await expect(choice).to_have_count(0)
+    assert {cluster for _, cluster in script.asked} == {""}
+    script.clusters = ["office", "plant"]
+    await page.reload()
+    await expect(choice).to_have_value("")
+    await page.get_by_role("searchbox").first.fill("plant-00")
+    await expect(page).to_have_url(re.compile(r"/topics\?.*q=plant-00$"))
+    script.asked.clear()
+    await choice.select_option("office")
+    await expect(page).to_have_url(re.compile(r"/topics\?.*q=plant-00&cluster=office$"))
+    await expect(page.locator("main")).to_have_attribute("aria-busy", "false")
+    await expect(page.get_by_role("link", name="plant-000", exact=True)).to_have_attribute(
+        "href", "/topics/plant-000?cluster=office"
+    )
+    await page.get_by_role("link", name="plant-000", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("plant-000")
+    await expect(page).to_have_url(f"{script.url}/topics/plant-000?cluster=office")
+    await page.get_by_role("link", name="Accounts", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Accounts")
+    await page.get_by_role("link", name="Groups", exact=True).click()
+    await expect(page).to_have_url(f"{script.url}/groups?cluster=office")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
+    for path, cluster in script.asked:
+        of_all = path.split("/")[0] in ("accounts", "clusters", "session", "tokens", "tps")
+        assert cluster == ("" if of_all else "office"), path
+    assert {"topics", "topics/plant-000", "groups", "accounts"} <= {path for path, _ in script.asked}
+    assert await barriers_of(page) == []
+    # One that has no broker any more can still be left.
+    script.clusters = ["plant"]
+    await page.reload()
+    await expect(choice).to_have_value("office")
+    await choice.select_option("")
+    await expect(page).to_have_url(f"{script.url}/groups")
+    await expect(choice).to_have_count(0)
+    assert faults == []
+    await page.close()
+
+
+async def test_the_pages_name_the_cluster_wherever_the_api_takes_one() -> None:
+    listed = re.search(r"OF_BROKERS = .*?v1.*?\((.*?)\)", (STATIC / "api.js").read_text())
+    assert listed is not None
+    paths = (await described_api())["paths"]
+    of_one = {
+        path.removeprefix("/api/v1/").split("/")[0]
+        for path, operations in paths.items()
+        for operation in operations.values()
+        if any(one["name"] == "cluster" for one in operation.get("parameters", ()))
+    }
+    assert set(listed[1].split("|")) == of_one

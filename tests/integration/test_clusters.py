@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from command_line import flags_of, run_here
 from guides import examples_of, run_console
 from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
+from playwright.async_api import expect
+from processes import Stack, end_all, free_port, wait_until
 from pyspark.sql.types import BinaryType, StructType
+from web_pages import faults_of, launched
 
 from holdmq.client import Admin, Consumer, Message, OrderedTopics, Producer, RouteTable, Table
 from holdmq.errors import RemoteError, TransportError
@@ -36,6 +39,7 @@ class Clusters:
 
     def __init__(self, directory: Any) -> None:
         self.stacks: dict[str, Stack] = {}
+        self.console_port, self.console_admin_port = free_port(), free_port()
         for number, cluster in enumerate(("plant", "office", "plant")):
             name = f"broker-{number}"
             (directory / name).mkdir()
@@ -45,7 +49,10 @@ class Clusters:
                 "client.cluster": cluster,
                 "gateway.workers": 1,
             }
-            if number:
+            if number == 0:
+                settings["console.port"] = self.console_port
+                settings["console.admin_port"] = self.console_admin_port
+            else:
                 settings["registry.port"] = self.plant.registry_port
             self.stacks[name] = Stack(directory / name, settings)
 
@@ -237,6 +244,75 @@ def test_spark_reads_and_writes_one_cluster(clusters: Clusters, topic: str) -> N
         assert len(found) == MESSAGES * len(expected)
     close_producers()
     close_links()
+
+
+@pytest.fixture(scope="module")
+def console(clusters: Clusters) -> Iterator[str]:
+    """The address of a console of all clusters."""
+    clusters.plant.admin_ports["console"] = clusters.console_admin_port
+    clusters.plant.start("console", "--set", "client.cluster=")
+    yield f"http://127.0.0.1:{clusters.console_port}"
+    clusters.plant.stop("console")
+
+
+def test_the_console_shows_and_changes_the_cluster_that_is_named(
+    clusters: Clusters, console: str, topic: str
+) -> None:
+    with httpx.Client(base_url=f"{console}/api/v1", timeout=40) as api:
+
+        def names(path: str, key: str, cluster: str, **more: Any) -> list[str]:
+            answer = api.get(path, params={**more, **({"cluster": cluster} if cluster else {})})
+            assert answer.status_code == 200, answer.text
+            kind = path.replace("-", "_")
+            return sorted(row[key] for row in answer.json()[kind])
+
+        found = {row["cluster"]: set(row["brokers"]) for row in api.get("clusters").json()["clusters"]}
+        assert found == CLUSTERS
+        made = api.post("topics", params={"cluster": "office"}, json={"topic": topic, "queues": 2})
+        assert (made.status_code, made.json()["brokers"]) == (201, ["broker-1"])
+        device = MqttClient(clusters.port("office"), f"{topic}-device")
+        device.subscribe(f"{topic}/#")
+        for cluster, brokers in {**CLUSTERS, "": PLANT | OFFICE}.items():
+            is_there = "broker-1" in brokers
+            assert names("brokers", "broker", cluster) == sorted(brokers)
+            assert names("topics", "topic", cluster, q=topic) == [topic] * is_there
+            assert names("sessions", "client_id", cluster, prefix=topic) == [f"{topic}-device"] * is_there
+            assert names("clients", "client_id", cluster, client=topic) == [f"{topic}-device"] * is_there
+            query = f"?cluster={cluster}" if cluster else ""
+            with api.stream("GET", f"stream{query}") as events:
+                lines = iter(events.iter_lines())
+                while next(lines) != "event: cluster":
+                    pass
+                event = json.loads(next(lines).removeprefix("data: "))
+            assert {row["broker"] for row in event["brokers"]} == brokers
+        sent = api.post(
+            f"topics/{topic}/messages", params={"cluster": "office"}, json={"body": "21.5", "tag": "a"}
+        )
+        assert sent.status_code == 201, sent.text
+        assert device.message().payload == b"21.5"
+        unknown = api.get("brokers", params={"cluster": "none"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "CLUSTER_UNKNOWN")
+        assert api.get("accounts", params={"cluster": "office"}).status_code == 404, "of no cluster"
+        assert api.get("tps", params={"cluster": "office"}).status_code == 400
+
+
+async def test_the_pages_are_about_the_cluster_that_is_chosen(clusters: Clusters, console: str) -> None:
+    async with launched() as browser:
+        page = await browser.new_page()
+        faults = faults_of(page)
+        await page.goto(console)
+        rows = page.get_by_role("table", name="Brokers").locator("tbody tr")
+        await expect(rows).to_have_count(3)
+        await page.get_by_role("combobox", name="Cluster").select_option("office")
+        await expect(rows).to_have_count(1)
+        await expect(rows).to_contain_text("broker-1")
+        await expect(page.locator("main")).to_contain_text("messages per second, of all clusters")
+        await page.get_by_role("link", name="Replicas", exact=True).click()
+        await expect(page).to_have_url(f"{console}/replicas?cluster=office")
+        await expect(page.locator("main")).to_contain_text("broker-1")
+        await expect(page.locator("main")).not_to_contain_text("broker-0")
+        assert faults == []
+        await page.close()
 
 
 async def test_the_tables_of_a_gateway_are_at_its_cluster(clusters: Clusters) -> None:

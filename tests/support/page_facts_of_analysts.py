@@ -70,6 +70,8 @@ ANALYSTS: Final[dict[str, list[tuple[str, str]]]] = {
         ("since 1970", "of a time"),
         ("beyond ±2^53 and", "console.live.core.cells:EXACT_MAX"),
         ("more than {} digits", "console.live.core.cells:EXACT_DIGITS"),
+        ("has no broker is {}, `CLUSTER_UNKNOWN`", "tests/integration/test_clusters.py"),
+        ("At most {} are asked apart", "console.management.clusters_apart:CLUSTERS_MAX"),
         (
             "`seconds` is {} to {}, `top` {} to {} (",
             (

@@ -224,12 +224,17 @@ def refusal(status: int, code: str, message: str, **more: str) -> JSONResponse:
 
 
 class ScriptedConsole:
-    """What the API answers: `account` None is signed out; `refused` are calls (METHOD path) that fail."""
+    """What the API answers: `account` None is signed out; `refused` are calls (METHOD path) that fail.
+
+    `clusters` are those at its registries, `asked` the paths and clusters of its calls.
+    """
 
     def __init__(self) -> None:
         self.account: dict[str, Any] | None = {"name": "ada", "role": "admin", "must_change_password": False}
         self.refused: dict[str, JSONResponse] = {}
         self.said: list[tuple[str, str, Any]] = []
+        self.clusters = ["plant"]
+        self.asked: list[tuple[str, str]] = []
         self.removal: dict[str, Any] | None = None
         self.url = ""
 
@@ -239,6 +244,7 @@ class ScriptedConsole:
 
     async def api(self, request: Request) -> Response:
         path, method = request.path_params["path"], request.method
+        self.asked.append((path, request.query_params.get("cluster", "")))
         if method != "GET":
             assert path == "session" or request.headers["X-HoldMQ-CSRF"] == "proof"
             self.said.append((method, path, json.loads(await request.body() or b"null")))
@@ -263,6 +269,8 @@ class ScriptedConsole:
     def answer(self, path: str, method: str, asked: dict[str, str]) -> dict[str, Any]:
         """The answer to a path below /api/v1."""
         kind, _, name = path.partition("/")
+        if kind == "clusters":
+            return {"clusters": [{"cluster": each, "brokers": [f"broker-{each}"]} for each in self.clusters]}
         if method != "GET":
             return ORDERS.get(path, {"topic": "made", "group": "made"})
         if kind == "topics" and path.endswith("/readers"):

@@ -1,6 +1,7 @@
 // What happens now: one stream feeds all of it.
 
 import { may } from "../account.js";
+import { cluster as chosen } from "../address.js";
 import { Chart } from "../chart.js";
 import { h, notice, tell, write } from "../dom.js";
 import { bytes, clock, number, short, since } from "../format.js";
@@ -64,7 +65,7 @@ export function show({ main, signal }) {
   main.append(
     h("header.head", {}, h("div", {}, h("h1", { tabindex: "-1" }, "Overview"), cluster), h("div.actions", {}, time, live)),
     h("section.hero", { "aria-label": "Throughput" },
-      h("div", {}, figure, h("p.muted", {}, "messages per second")), h("dl.facts", {}, Object.values(numbers))),
+      h("div", {}, figure, h("p.muted", {}, chosen() ? "messages per second, of all clusters" : "messages per second")), h("dl.facts", {}, Object.values(numbers))),
     h("section.card", { "aria-label": "Messages per second by topic" },
       h("div.chart-head", {}, legend, h("div.range", { id: "range", role: "group", "aria-label": "Time shown" }, spans)), box, countsNotice),
     clusterNotice,
@@ -93,6 +94,8 @@ export function show({ main, signal }) {
   // What the brokers list, and what was counted while they could not be asked.
   function busiest() {
     const listed = overview?.topics ?? [], names = new Set(listed.map((t) => t.topic));
+    // Counts are of all clusters: those of another have no place among the topics of one.
+    if (chosen()) return listed.slice(0, TOPICS);
     const counted = [...series.topics.keys()].filter((name) => !names.has(name)).map((topic) => ({ topic }));
     return [...listed, ...counted].sort((a, b) => (b.messages_in ?? -1) - (a.messages_in ?? -1) || (a.topic < b.topic ? -1 : 1)).slice(0, TOPICS);
   }
