@@ -20,7 +20,7 @@ from gateway.ground.entries import TopicEntry
 from holdmq.mqtt import CheckedTopics
 from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.mqtt.topics import TOPICS_CACHED_MAX
-from holdmq.names.tenants import MOUNT, Mounted, mount_of, split_mount
+from holdmq.names.tenants import MOUNT, mount_of, split_mount
 
 _MOUNT: Final = MOUNT.encode()
 
@@ -112,15 +112,6 @@ def within_mount(mount: TenantMount | None, narrow: str) -> str | None:
         return None if narrow.startswith(MOUNT) else narrow
     tenant, inner = split_mount(narrow)
     return None if tenant != mount.tenant or not inner or inner.startswith("$") else inner
-
-
-def split_filter(topic_filter: str) -> Mounted:
-    """The tenant of a subscription, "" for none, and its filter as that says it, `$share/…` included."""
-    if topic_filter.startswith(SHARE_PREFIX):
-        name, _, narrow = topic_filter[len(SHARE_PREFIX) :].partition("/")
-        tenant, inner = split_mount(narrow)
-        return Mounted(tenant, f"{SHARE_PREFIX}{name}/{inner}")
-    return split_mount(topic_filter)
 
 
 def _of_nobody(make_entry: MakeEntry, raw: bytes) -> TopicEntry:

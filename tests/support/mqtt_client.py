@@ -143,7 +143,7 @@ class MqttClient:
         for payload in payloads:
             self._ids += 1
             packet_id = self._ids % 50_000 + 1
-            self.send(Publish(topic, payload, qos, packet_id=packet_id if qos else None))
+            self.send(Publish(topic, payload, qos, packet_id=packet_id if qos else 0))
             if qos:
                 answer = self.wait_for(PubAck if qos == 1 else PubRec)
                 assert answer.packet_id == packet_id

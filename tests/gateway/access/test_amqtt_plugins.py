@@ -11,7 +11,7 @@ from typing import Any
 
 import jwt
 import pytest
-from access_files import password_file
+from access_files import password_file, written
 from aiohttp import web
 from amqtt.contrib.cert import generate_device_csr, generate_root_creds, generate_server_csr, sign_csr
 from amqtt.plugins.authentication import DeprecatedSHA512CryptHasher
@@ -224,10 +224,13 @@ async def test_a_verified_certificate_is_a_user_without_any_plugin(
     cert, key = devices.server()
     listener = {"kind": "tls", "tls_cert": cert, "tls_key": key, "tls_client_ca": devices.ca}
     users = password_file(tmp_path / "passwd", ada="secret")
-    running = await start_worker(listener, access={"certificates": True, "password_file": users})
-    pair = devices.device("meter-9")
-    assert await connack_over_tls(running, devices, pair, "any") == b"\x20\x02\x00\x00"
-    assert running.worker.clients.session("any").principal == "cn-meter-9"
+    tenants = written(tmp_path / "tenants", "cn-meter-8:acme\n")
+    access = {"certificates": True, "password_file": users, "tenants_file": tenants}
+    running = await start_worker(listener, access=access)
+    for name, client_id in (("meter-9", "any"), ("meter-8", "$%acme/any")):
+        pair = devices.device(name)
+        assert await connack_over_tls(running, devices, pair, "any") == b"\x20\x02\x00\x00"
+        assert running.worker.clients.session(client_id).principal == f"cn-{name}"
     assert await connack_over_tls(running, devices, None, "any") == b"\x20\x02\x00\x05"
 
 

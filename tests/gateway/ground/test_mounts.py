@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ground import mounts
 from gateway.ground.entries import TopicEntry, make_entry
-from gateway.ground.mounts import TenantMounts, mounted_filter, said_topic, split_filter, within_mount
+from gateway.ground.mounts import TenantMounts, mounted_filter, said_topic, within_mount
 from gateway.ground.routes import Route, Routes
 from holdmq.mqtt import MqttError, ReasonCode
 
@@ -29,8 +29,6 @@ def entry_of(raw: bytes, mount: str) -> TopicEntry:
 )
 def test_a_filter_is_mounted_and_the_share_s_name_stays_in_front(said: str, mounted: str) -> None:
     assert mounted_filter("$%acme/", said) == mounted
-    assert split_filter(mounted) == ("acme", said)
-    assert split_filter(said) == ("", said)
 
 
 def test_what_packets_say() -> None:
