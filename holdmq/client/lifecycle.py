@@ -39,7 +39,8 @@ class RoutedClient:
     """Works over a RouteTable of its own, or over `routes`, which the caller starts and closes.
 
     Its own is made with the other arguments, and closed with this object. `tenant`: topics and groups are
-    named in this tenant's words (docs/tenants.md), "" = in whole names, or as `routes` have it.
+    named in this tenant's words (docs/tenants.md), "" = in whole names, or as `routes` have it. `cluster`:
+    only brokers of this one are known, "" = those of all, or as `routes` have it.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class RoutedClient:
             )
         elif tenant and tenant != routes.tenant:
             raise UsageError(f"the shared routes are of the tenant {routes.tenant!r}, not {tenant!r}")
+        elif cluster and cluster != routes.cluster_name:
+            raise UsageError(f"the shared routes are of the cluster {routes.cluster_name!r}, not {cluster!r}")
         self.routes = routes
         self.tenant = routes.tenant
         self._is_closed = False

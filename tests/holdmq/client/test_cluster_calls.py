@@ -22,7 +22,7 @@ LOST = TransportError("the broker is away")
 
 
 def over(routes: RouteTable | None, *registries: str) -> ClusterCalls:
-    return ClusterCalls("test", registries, "", "console", routes, None, 10.0)
+    return ClusterCalls("test", registries, "", "console", routes, None, 10.0, "", "")
 
 
 def test_brokers_that_do_not_know_are_left_out_unless_none_does() -> None:
