@@ -33,6 +33,7 @@ from holdmq.client import (
     SyncPullConsumer,
     Table,
 )
+from holdmq.client.tenants import TenantAdmin
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 
 TENANTS = ("acme", "beta")
@@ -387,6 +388,71 @@ def test_commands_are_in_a_tenants_words(stack: Stack) -> None:
     refused = holdmq(stack, "topic", "list", "--tenant", "beta", key="acme")
     assert refused.returncode == 1
     assert "is of the tenant 'acme', the client's `tenant` is 'beta'" in refused.stderr
+
+
+def test_tenants_are_listed_shown_and_removed_by_name(stack: Stack) -> None:
+    with SyncAdmin([stack.registry], **above("gone")) as admin:
+        admin.create_topic("orders")
+        admin.create_topic("meters")
+    with SyncProducer([stack.registry], **above("gone")) as producer:
+        producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
+    assert holdmq(stack, "group", "create", "readers", "--tenant", "gone").returncode == 0
+    assert holdmq(stack, "quota", "set", "tenant:gone", "--topics", "7").returncode == 0
+    assert holdmq(stack, "quota", "set", "tenant:promised", "--topics", "7").returncode == 0
+
+    found = {row["tenant"]: row for row in answer(holdmq(stack, "tenant", "list", "--json"))}
+    assert {"acme", "beta", "gone", "promised"} <= found.keys()
+    assert found["acme"]["keys"] == ["acme"]
+    assert (found["promised"]["topics"], found["promised"]["messages"]) == ([], 0)
+    shown = answer(holdmq(stack, "tenant", "show", "gone", "--json"))
+    assert shown["topics"] == ["meters", "orders"]
+    assert (shown["groups"], shown["messages"], shown["keys"]) == (["readers"], 2, [])
+    assert shown["quota"]["limits"] == {"topics": 7}
+    assert shown["quota"]["used"]["topics"] == 2
+
+    users = stack.directory / "users.tenants"
+    users.write_text("# whose\nada:gone\nmeter-*:gone\nbob:of-users\n", encoding="utf-8")
+    with_users = f"--set=access.tenants_file={users}"
+    found = {row["tenant"]: row for row in answer(holdmq(stack, "tenant", "list", "--json", with_users))}
+    assert found["gone"]["users"] == ["ada", "meter-*"]
+    assert found["of-users"]["topics"] == []
+    before = holdmq(stack, "tenant", "remove", "gone", with_users)
+    assert "users: ada, meter-*" in before.stdout
+
+    before = holdmq(stack, "tenant", "remove", "gone")
+    assert before.returncode == 0
+    assert "topics: meters, orders" in before.stdout
+    assert answer(holdmq(stack, "tenant", "show", "gone", "--json")) == shown
+    removed = answer(holdmq(stack, "tenant", "remove", "gone", "--yes", "--json"))
+    assert removed["topics"] == ["meters", "orders"]
+    assert (removed["groups"], removed["had_quota"], removed["failures"]) == (["readers"], True, [])
+    absent = holdmq(stack, "tenant", "show", "gone")
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert "nothing names a tenant gone" in absent.stderr
+    assert "beta" in {row["tenant"] for row in answer(holdmq(stack, "tenant", "list", "--json"))}
+    denied = holdmq(stack, "tenant", "list", key="acme")
+    assert "NOT_PERMITTED" in denied.stderr
+
+
+def test_a_tenant_whose_application_runs_is_not_removed(stack: Stack) -> None:
+    async def go() -> None:
+        async def take(_message: Message) -> None:
+            return None
+
+        async with Producer([stack.registry], **settings(stack, "beta")) as producer:
+            await producer.send(Message("kept", b"x"))
+        async with (
+            Consumer([stack.registry], "running", take, ["kept"], **settings(stack, "beta")),
+            TenantAdmin([stack.registry], **above()) as tenants,
+        ):
+            with pytest.raises(RemoteError) as refused:
+                await tenants.remove("beta")
+            assert refused.value.code == Code.GROUP_IN_USE
+            view = await tenants.show("beta")
+            assert view is not None
+            assert "kept" in view.topics
+
+    asyncio.run(go())
 
 
 def test_what_shares_routes_has_their_tenant(stack: Stack) -> None:
