@@ -290,6 +290,8 @@ def test_the_console_shows_and_changes_the_cluster_that_is_named(
         )
         assert sent.status_code == 201, sent.text
         assert device.message().payload == b"21.5"
+        first = (clusters.plant.directory / "console" / "audit.jsonl").read_text().splitlines()[0]
+        assert f'"topic": "{topic}", "cluster": "office"' in json.loads(first)["what"]
         unknown = api.get("brokers", params={"cluster": "none"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "CLUSTER_UNKNOWN")
         assert api.get("accounts", params={"cluster": "office"}).status_code == 404, "of no cluster"
