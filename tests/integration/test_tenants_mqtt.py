@@ -368,6 +368,29 @@ def test_applications_and_devices_of_a_tenant_meet(stack: Stack) -> None:
         assert client.is_silent(0.3), client.received
 
 
+def test_an_application_in_the_tenants_words_and_a_device_say_the_same(stack: Stack) -> None:
+    registries, own = [stack.registry], {"security": Security("acme", ACME), "tenant": "acme"}
+    device = connect(stack, "acme", "meter-1")
+    device.subscribe("yard/#")
+    with SyncProducer(registries, **own) as producer:
+        producer.send(Message("yard", b"open", "gate", client_id="desk"))
+    message = device.message()
+    assert (message.topic, message.payload) == ("yard/gate", b"open")
+    device.send(Publish("yard/gate", b"is open", 1, packet_id=1))
+    assert device.wait_for(PubAck).reason_code < 0x80
+    found: list[Message] = []
+    with SyncPullConsumer(registries, **own) as consumer:
+        consumer.assign(["yard"], "earliest")
+        wait_until(lambda: bool(found.extend(consumer.poll(hold_ms=500))) or len(found) > 1, "both")
+    said = {(m.topic, m.tag, m.client_id, m.body) for m in found}
+    assert said == {("yard", "gate", "desk", b"open"), ("yard", "gate", "meter-1", b"is open")}
+    with SyncPullConsumer(registries, security=ADMIN) as consumer:
+        consumer.assign(["acme%yard"], "earliest")
+        found.clear()
+        wait_until(lambda: bool(found.extend(consumer.poll(hold_ms=500))) or len(found) > 1, "both")
+    assert {m.client_id for m in found} == {"$%acme/desk", "$%acme/meter-1"}
+
+
 def test_topics_are_made_by_use_and_a_delay_stays_within_the_tenant(stack: Stack) -> None:
     readers = three(stack, "delayed-r")
     for reader in readers:
