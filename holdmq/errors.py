@@ -92,6 +92,7 @@ class Code(IntEnum):
     ASK_REPLICA = 48
     QUOTA_EXCEEDED = 49
     MESSAGE_TOO_SMALL = 50
+    BROKER_FORGOTTEN = 51
 
 
 class CodeInfo(NamedTuple):
@@ -114,6 +115,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.BODY_CRC: CodeInfo(True, "the body was damaged on its way"),
     Code.MALFORMED_BATCH: CodeInfo(False, "a record of the batch is malformed; the remark names it"),
     Code.RECORD_TOO_LARGE: CodeInfo(False, "a record is larger than record_max_bytes"),
+    Code.BROKER_FORGOTTEN: CodeInfo(False, "this broker was given up; begin anew with an empty directory"),
     Code.MESSAGE_TOO_SMALL: CodeInfo(False, "a message is smaller than message_bytes_min"),
     Code.TOPIC_UNKNOWN: CodeInfo(False, "no such topic, and it may not be created by use"),
     Code.TOPIC_INVALID: CodeInfo(False, "not a topic name that a client may use"),

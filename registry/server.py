@@ -1,7 +1,7 @@
 """The registry's RPC over its tables.
 
 BROKER_REGISTER, BROKER_UNREGISTER, ROUTE_GET (held until a route changes, if asked for), CLUSTER_GET,
-ORDER_GET, ORDER_SET.
+ORDER_GET, ORDER_SET, BROKER_FORGET.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import BrokerForgetRequest, ForgottenRow
 from holdmq.wire.frame import HEADER_MAX_BYTES
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
@@ -45,7 +47,7 @@ from holdmq.wire.headers import (
 )
 from registry.core.holds import Held, Holds
 from registry.core.roster import ProcessKey, Roster
-from registry.core.tables import BROKERS_MAX, ROUTES_MAX, BrokerKey, RegistryTables
+from registry.core.tables import BROKERS_MAX, ROUTES_MAX, BrokerKey, KeptHere, RegistryTables
 from registry.order_file import OrderFile
 
 FRAME_MAX_BYTES: Final = HEADER_MAX_BYTES + 4096
@@ -78,6 +80,11 @@ _ORDER_REFUSED = Gauge(
 _ORDER_FAILURES = Gauge(
     "holdmq_registry_order_write_failures",
     "Writes of orderTopic.json that failed since start.",
+    registry=telemetry.METRICS,
+)
+_FORGOTTEN = Gauge(
+    "holdmq_registry_forgotten_brokers",
+    "Brokers that were given up, the newest of them.",
     registry=telemetry.METRICS,
 )
 _CONNECTIONS = Gauge("holdmq_registry_connections", "Open RPC connections.", registry=telemetry.METRICS)
@@ -140,6 +147,7 @@ class RegistryServer:
             RequestCode.CLUSTER_GET: self._cluster_get,
             RequestCode.ORDER_GET: self._order_get,
             RequestCode.ORDER_SET: self._order_set,
+            RequestCode.BROKER_FORGET: self._forget,
             **(watch_routes or {}),
         }
         if reload is not None:
@@ -155,6 +163,9 @@ class RegistryServer:
         """Read the ordered topics (blocking); StorageError if their file is damaged."""
         if self._order_file is not None:
             self._order_file.load(accept_backup)
+            for row in self.tables.order.forgotten.listed():
+                if not row.is_back:
+                    self._roster.give_up(ProcessKey("broker", row.broker))
 
     async def listen(self, host: str, port: int) -> int:
         """Listen on TCP and return the port as bound; StartupError (caused by an OSError) if it is taken."""
@@ -167,6 +178,7 @@ class RegistryServer:
         _ORDERED.set_function(lambda: len(self.tables.order))
         _ORDER_REFUSED.set_function(lambda: self.tables.order.refused)
         _ORDER_FAILURES.set_function(lambda: self._order_file.failures if self._order_file else 0)
+        _FORGOTTEN.set_function(lambda: len(self.tables.order.forgotten))
         _CONNECTIONS.set_function(lambda: len(self.rpc.connections))
         _CONNECTIONS_REFUSED.set_function(lambda: self.rpc.refused)
         return self.rpc.port
@@ -214,9 +226,11 @@ class RegistryServer:
         row = BrokerRow(
             header.cluster, header.broker, header.broker_id, header.address, header.epoch, header.room
         )
+        self._hear_forgotten(rows(ForgottenRow, header.forgotten))
         version = self.tables.version
         now = time.monotonic()
-        moved_from = self.tables.register(row, rows(TopicRow, header.topics), request.connection, now)
+        kept = KeptHere(header.made_ms, header.sessions, header.retained)
+        moved_from = self.tables.register(row, rows(TopicRow, header.topics), request.connection, now, kept)
         self._roster.here(ProcessKey("broker", row.broker), request.connection, now)
         if moved_from is not None and row.epoch:
             self._log.info(
@@ -239,7 +253,45 @@ class RegistryServer:
                 "broker registered", broker=row.broker, address=row.address, topics=len(header.topics)
             )
         self._changed()
-        request.reply(BrokerRegisterResponse(self.tables.names_in(row.cluster)))
+        forgotten = self.tables.order.forgotten.listed()
+        request.reply(BrokerRegisterResponse(self.tables.names_in(row.cluster), forgotten))
+
+    def _hear_forgotten(self, found: list[ForgottenRow]) -> None:
+        """A broker tells what other registries were told while this one was away."""
+        if not found:
+            return
+        over, dropped = self.tables.hear_forgotten(found)
+        for broker in over:
+            self._log.warning("broker given up, as another registry was told", broker=broker)
+            self._roster.give_up(ProcessKey("broker", broker))
+        self._dropped(dropped, "forgotten")
+        self._changed()
+
+    def _forget(self, request: Request) -> None:
+        header = request.header(BrokerForgetRequest)
+        lost = self.tables.lost(header.broker, time.monotonic())
+        if not header.accept_loss:
+            request.reply(lost)
+            return
+        at_ms = header.at_ms or time.time_ns() // 1_000_000
+        if self.tables.forget(header.broker, at_ms):
+            self._log.warning("broker given up", broker=header.broker, topics=lost.topics_total)
+        self._roster.give_up(ProcessKey("broker", header.broker))
+        self._changed()
+        row = self.tables.order.forgotten.get(header.broker)
+        assert row is not None
+        answer = replace(lost, forgotten_ms=row.forgotten_ms)
+
+        def on_saved(error: HoldMQError | None) -> None:
+            if error is None:
+                request.reply(answer)
+            else:
+                request.refuse(error)
+
+        if self._order_file is None:
+            on_saved(None)
+        else:
+            self._order_file.save(on_saved)
 
     def _unregister(self, request: Request) -> None:
         header = request.header(BrokerUnregisterRequest)
@@ -279,7 +331,8 @@ class RegistryServer:
         sees = None if request.connection.grants is None else request.connection.sees
         tables, cluster = self.tables, header.cluster
         routes, next_after = tables.routes(names, header.after, sees=sees, cluster=cluster)
-        request.reply(RouteGetResponse(routes, tables.brokers(cluster), tables.version, next_after))
+        brokers, forgotten = tables.brokers(cluster), tables.order.forgotten.listed()
+        request.reply(RouteGetResponse(routes, brokers, tables.version, next_after, forgotten=forgotten))
 
     def _answer(self, request: Request) -> None:
         """Answer a request that was held: with its routes if they changed, else `unchanged`."""

@@ -65,6 +65,8 @@ class StorageEngine(NamedTuple):
     """Where the store is, for people."""
     replicated: ReplicatedLog | None = None
     """The log as replication moves it; None = it has no copies."""
+    made_ms: Callable[[], int] = lambda: 0
+    """When the store was made, ms since the epoch, once it is open; 0 = nobody knows."""
 
 
 def engine_of(
@@ -141,6 +143,7 @@ def engine_of(
         lambda: NO_LOSS,
         config.storage.data_dir,
         store.replicated,
+        lambda: store.made_ms,
     )
 
 

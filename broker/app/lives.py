@@ -247,6 +247,8 @@ class Lives:
                 table.rows(),
                 life.epoch,
                 settings.room,
+                life.engine.made_ms(),
+                *broker.keeping.counts(),
             ),
             broker.quotas.shared_by,
             security,

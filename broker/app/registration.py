@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Request
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import FORGOTTEN_MAX, ForgottenRow, newest_of
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     BrokerRegisterRequest,
@@ -36,7 +38,9 @@ log = structlog.get_logger("holdmq.broker")
 class Registration:
     """Keeps one connection per registry; `current` gives what to register now.
 
-    `heard` is called after each registration with the number of brokers that the registry knows.
+    `heard` is called after each registration with the number of brokers that the registry knows. Registries
+    hear here of brokers that were given up while they were away. A broker that was given up itself is
+    registered nowhere any more: `refusal` says why, "" = it was not.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class Registration:
         """All live brokers, as a registry said last."""
         self.was_registered = asyncio.Event()
         self.interval_s = interval_s
+        self.refusal = ""
+        self._forgotten: dict[str, ForgottenRow] = {}
         self.registered: dict[str, bool] = dict.fromkeys(registries, False)
         self._current = current
         self._heard = heard
@@ -95,6 +101,8 @@ class Registration:
         """Readiness: registered with at least one registry."""
         if self.is_registered:
             return True, "registered"
+        if self.refusal:
+            return False, self.refusal
         return False, f"not registered with any of {', '.join(self.registered)}"
 
     def changed(self) -> None:
@@ -114,7 +122,7 @@ class Registration:
         now = self._current()
         request = BrokerUnregisterRequest(now.cluster, now.broker, now.broker_id, now.epoch)
         for client in self._clients:
-            if unregister and client.connection is not None:
+            if unregister and not self.refusal and client.connection is not None:
                 try:
                     await client.call(RequestCode.BROKER_UNREGISTER, request, CALL_TIMEOUT_S)
                 except HoldMQError as e:
@@ -138,6 +146,9 @@ class Registration:
         while True:
             self._changed.clear()
             await asyncio.gather(*(self._register(client) for client in self._clients))
+            if self.refusal:
+                await self._leave()
+                return
             if not self.is_registered:
                 self._sight.none_answers(asyncio.get_running_loop().time())
                 self._sight.is_first = await self._is_first()
@@ -158,10 +169,16 @@ class Registration:
             return  # `_up` comes when it is connected
         try:
             now = self._current()
-            reply = await client.call(RequestCode.BROKER_REGISTER, now, CALL_TIMEOUT_S)
-            brokers = reply.header(BrokerRegisterResponse).brokers
+            told = replace(now, forgotten=list(self._forgotten.values()))
+            reply = await client.call(RequestCode.BROKER_REGISTER, told, CALL_TIMEOUT_S)
+            answer = reply.header(BrokerRegisterResponse)
+            self._learn(rows(ForgottenRow, answer.forgotten))
         except HoldMQError as e:
             self.registered[client.address] = False
+            if isinstance(e, RemoteError) and e.code == Code.BROKER_FORGOTTEN:
+                self.refusal = e.remark
+                log.error("this broker was given up", registry=client.address, reason=e.remark)
+                return
             log.warning("not registered", registry=client.address, reason=str(e))
             return
         self._sight.answered(client.address)
@@ -177,8 +194,29 @@ class Registration:
             log.info("registered", registry=client.address)
         self.registered[client.address] = True
         self.was_registered.set()
-        if brokers:
-            self._heard(brokers)
+        if answer.brokers:
+            self._heard(answer.brokers)
+
+    def _learn(self, found: list[ForgottenRow]) -> None:
+        """Take what a registry says of brokers that were given up: the others hear it now."""
+        newest = newest_of([*self._forgotten.values(), *found])
+        latest = sorted(newest.values(), key=lambda row: row.forgotten_ms)[-FORGOTTEN_MAX:]
+        known = {row.broker: row for row in latest}
+        if known != self._forgotten:
+            self._forgotten = known
+            self._changed.set()
+
+    async def _leave(self) -> None:
+        """Take this broker out of registries that have not heard yet that it was given up."""
+        now = self._current()
+        request = BrokerUnregisterRequest(now.cluster, now.broker, now.broker_id, now.epoch)
+        for client in self._clients:
+            self.registered[client.address] = False
+            if client.connection is not None:
+                try:
+                    await client.call(RequestCode.BROKER_UNREGISTER, request, CALL_TIMEOUT_S)
+                except HoldMQError as e:
+                    log.warning("not unregistered", registry=client.address, reason=str(e))
 
 
 async def _lives(address: str) -> bool:

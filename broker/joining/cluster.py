@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import ForgottenRow, newest_of
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import BrokerRow, Empty, RouteGetRequest, RouteGetResponse, RouteRow
 from holdmq.wire.joining_headers import KeptCountsResponse
@@ -49,7 +50,8 @@ class ClusterInquiry:
         if not found:
             return None
         brokers = [row for each in found for row in rows(BrokerRow, each.brokers)]
-        routes = [row for each in found for row in rows(RouteRow, each.routes)]
+        newest = newest_of(row for each in found for row in rows(ForgottenRow, each.forgotten))
+        routes = [row for each in found for row in _up_to_date(each, newest)]
         # A registry that does not know the word tells of the brokers of other clusters, too.
         foreign = {row.broker for row in brokers if row.cluster != self._cluster}
         keepers = {row.broker for row in routes if row.write_queues and row.broker not in foreign}
@@ -113,3 +115,14 @@ class ClusterInquiry:
                 return await client.call(code, header, ASK_S)
             except HoldMQError as error:
                 return error
+
+
+def _up_to_date(answer: RouteGetResponse, newest: Mapping[str, ForgottenRow]) -> list[RouteRow]:
+    """The rows of an answer without brokers that are given up, and those whose giving up it has missed."""
+    heard = {row.broker: row.forgotten_ms for row in rows(ForgottenRow, answer.forgotten)}
+    return [
+        row
+        for row in rows(RouteRow, answer.routes)
+        if (known := newest.get(row.broker)) is None
+        or (known.is_back and heard.get(row.broker, 0) >= known.forgotten_ms)
+    ]

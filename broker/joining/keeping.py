@@ -17,6 +17,7 @@ from holdmq.errors import HoldMQError, StorageError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import UNKNOWN
 from holdmq.wire.joining_headers import KeptCountsResponse
 from holdmq.wire.retained_headers import RETAINED_TOPIC
 from holdmq.wire.session_headers import SESSION_TOPIC
@@ -39,7 +40,8 @@ class KeepsTables(Protocol):
 class Keeping(RequestFamily):
     """Whether this broker keeps sessions and retained messages; answers KEPT_COUNTS.
 
-    `open_sessions` counts those that are open here, of which the table need not have a row. `file` has the
+    `open_sessions` counts those that are open here, of which the table need not have a row, `stored_sessions`
+    those that have one, None = not yet. `file` has the
     mark of a broker that went without.
     """
 
@@ -49,6 +51,7 @@ class Keeping(RequestFamily):
         store: OrderedStore,
         topics: TopicTable,
         open_sessions: Callable[[], int],
+        stored_sessions: Callable[[], int | None],
         rooms: list[KeepsTables],
         file: StateFile,
     ) -> None:
@@ -58,6 +61,7 @@ class Keeping(RequestFamily):
         self._store = store
         self._topics = topics
         self._open_sessions = open_sessions
+        self._stored_sessions = stored_sessions
         self._rooms = rooms
         self._file = file
         self._is_newcomer = False
@@ -83,6 +87,17 @@ class Keeping(RequestFamily):
     def has_tables(self) -> bool:
         """Whether the disk has a table of them: it was a keeper before."""
         return any(self._topics.get(name) is not None for name in KEPT_TABLES)
+
+    def counts(self) -> tuple[int, int]:
+        """Sessions that are written down and retained messages; UNKNOWN until they are counted."""
+        tables = self._store.tables
+        if self.is_keeper is None or tables is None:
+            return UNKNOWN, UNKNOWN
+        if not self.is_keeper:
+            return 0, 0
+        sessions = self._stored_sessions()
+        retained = tables.size_of(RETAINED_TOPIC).rows
+        return UNKNOWN if sessions is None else sessions, retained
 
     def begin(self, is_keeper: bool) -> None:
         """Serve with the tables, or without."""

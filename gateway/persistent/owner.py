@@ -114,6 +114,7 @@ class SessionOwner:
         "_sessions",
         "_states",
         "_turn",
+        "is_given_up",
         "pending_bytes",
     )
 
@@ -133,6 +134,8 @@ class SessionOwner:
         self._is_claimed = False
         self._retry: asyncio.TimerHandle | None = None
         self.pending_bytes = 0
+        self.is_given_up = False
+        """Whether an operator gave the broker up: it has no sessions any more."""
 
     @property
     def name(self) -> str:
@@ -160,8 +163,8 @@ class SessionOwner:
     def change(
         self, session: Session, kind: str, name: str, value: bytes, on_written: OnWritten | None = None
     ) -> bool:
-        """Have a row changed; False: too much waits."""
-        if self.pending_bytes > PENDING_MAX_BYTES and kind != END:
+        """Have a row changed; False: too much waits, or there is nobody to take it."""
+        if self.is_given_up or (self.pending_bytes > PENDING_MAX_BYTES and kind != END):
             return False
         row = SessionChange(session.client_id, session.epoch, kind, name, value, session.expiry_s)
         self._add(_RowUpdate(row, None if kind == END else session, on_written))
@@ -169,6 +172,8 @@ class SessionOwner:
 
     def will_done(self, client_id: str, epoch: int) -> None:
         """The log has a will, or never will."""
+        if self.is_given_up:
+            return
         self._add(_RowUpdate(SessionChange(client_id, epoch, WILL_DONE, "", b"", 0), None, None))
 
     def _add(self, change: _RowUpdate) -> None:
@@ -178,6 +183,8 @@ class SessionOwner:
 
     def want_state(self, session: Session) -> None:
         """Have a session's state written, as it is when it leaves."""
+        if self.is_given_up:
+            return
         self._states[session] = None
         self._flush_soon()
 
@@ -421,6 +428,11 @@ class SessionOwner:
 
     def _send_again(self, changes: list[_RowUpdate]) -> None:
         """Before everything newer; a state is made anew when it leaves."""
+        if self.is_given_up:
+            for change in changes:
+                if change.on_written is not None and change.session is not None:
+                    change.on_written(False)
+            return
         for change in reversed(changes):
             session, written = change.session, change.written
             if written is None:
@@ -456,3 +468,15 @@ class SessionOwner:
             if change.on_written is not None and change.session is not None:
                 change.on_written(False)
                 change.on_written = None
+
+    def abandon(self) -> None:
+        """The owner never comes back: who waits for it is told so, and nothing is kept for it."""
+        self.is_given_up = True
+        changes, self._changes = self._changes, deque()
+        self._states.clear()
+        self.pending_bytes = 0
+        for change in changes:
+            if change.on_written is not None and change.session is not None:
+                change.on_written(False)
+        opens, self._opens = self._opens, []
+        self._not_opened(opens, TransportError(f"broker {self.name} was given up"))

@@ -147,7 +147,25 @@ class RetainedPuts:
             return False
         route, before = self._routes.get(RETAINED_TOPIC), self.brokers
         self.brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
-        return self.brokers != before
+        if self.brokers == before:
+            return False
+        if self.brokers:
+            for name in before:
+                if name not in self.brokers and name in self._owners:
+                    self._move(self._owners[name])
+        return True
+
+    def _move(self, lost: _Owner) -> None:
+        """What waits for a broker that keeps none any more goes to those that do, in the same order."""
+        moved, lost.waiting = lost.waiting, deque()
+        for waiting in moved:
+            owner = self._owner_of(waiting.put.topic)
+            if owner is None:
+                self.pending_bytes -= _size_of(waiting.put)
+                self._decided(waiting.job, waiting.at, UNKNOWN)
+            else:
+                owner.waiting.append(waiting)
+        self._flush_soon()
 
     def link_up(self, _link: BrokerLink) -> None:
         """A broker is connected (again)."""
@@ -291,6 +309,9 @@ class RetainedPuts:
                 self.pending_bytes -= _size_of(waiting.put)
             else:
                 owner.waiting.appendleft(waiting)
+        if self.brokers and owner.link.name not in self.brokers:
+            self._move(owner)
+            return
         if owner.link.connection is not None and owner.retry is None:
             wait_s = result.retry_after_ms / 1e3 if isinstance(result, BusyError) else RETRY_S
             owner.retry = self._loop.call_later(wait_s, self._retry, owner)

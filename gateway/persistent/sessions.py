@@ -95,6 +95,8 @@ class PersistentSessions:
         self._restoring = restoring
         self._catchup = catchup
         self._drain_will_min_s = drain_will_min_s
+        self.orphans: dict[Session, None] = {}
+        """Sessions whose owner was given up, until their connections end."""
         self._owners: dict[str, SessionOwner] = {}
         self._brokers: list[str] = []
         self._taken: dict[str, int] = {}
@@ -111,6 +113,25 @@ class PersistentSessions:
         if SESSION_TOPIC in topics:
             route = self._routes.get(SESSION_TOPIC)
             self._brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
+            self._give_up_lost()
+
+    def _give_up_lost(self) -> None:
+        """Owners that an operator gave up: others keep their clients' sessions, which begin anew there."""
+        lost = [name for name in self._owners if self._routes.is_given_up(name)]
+        for name in lost:
+            owner = self._owners.pop(name)
+            found = [s for s in self._clients.sessions() if s.owner is owner]
+            owner.abandon()
+            for session in found:
+                if session.state == CLOSED:
+                    continue
+                if session.epoch:
+                    self.orphans[session] = None
+                else:
+                    # It is registered at the new owner, and so need not connect again.
+                    session.owner = None
+                    self._unregistered[session] = None
+            log.warning("the owner of sessions was given up", broker=name, clients=len(self.orphans))
 
     def owner_of(self, client_id: str) -> SessionOwner | None:
         """The owner of a client id's sessions; None = no broker is, or that one was never seen."""
@@ -232,6 +253,9 @@ class PersistentSessions:
         self._decided(session)
         if session.state == CLOSED:
             return
+        if owner.is_given_up and session.state == OPENING:
+            self.connecting(session)  # another one keeps it from now on
+            return
         is_late = session.state != OPENING  # it was admitted while the owner was away
         if not isinstance(error, RemoteError) or error.retriable:
             if is_late:
@@ -331,6 +355,7 @@ class PersistentSessions:
         self._decided(session)
         self._stale.pop(session, None)
         self._unregistered.pop(session, None)
+        self.orphans.pop(session, None)
         if owner is None:
             return False
         owner.forget(session)
@@ -391,6 +416,7 @@ class PersistentSessions:
 
     def each_second(self, now: float) -> None:
         """Register who was admitted while its owner was away; close who has waited too long for one."""
+        self._give_up_lost()
         for session in list(self._unregistered):
             # Which broker it is may not have been known yet.
             owner = session.owner or self.owner_of(session.client_id)

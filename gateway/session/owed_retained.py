@@ -37,7 +37,11 @@ class OwedRetained:
         No brokers: none is known yet; call it again.
         """
         self.is_held = False
-        if self.places is not None or not brokers:
+        if not brokers:
+            return
+        if self.places is not None:
+            # One that keeps none any more was given up: what it had is lost, and nobody waits for it.
+            self.places = {name: place for name, place in self.places.items() if name in brokers}
             return
         if "+" not in self.topic_filter and not self.topic_filter.endswith("#"):
             brokers = [retained_owner(self.topic_filter, brokers)]
@@ -99,10 +103,11 @@ class RetainedDue:
         self.drop_finished()
 
     def brokers_known(self, brokers: Collection[str]) -> None:
-        """Brokers are known: what waits for that may begin."""
+        """Brokers are known: what waits for that may begin, and nothing waits for one that was given up."""
         for answer in self.answers:
             if not answer.is_held:
                 answer.begin(brokers)
+        self.drop_finished()
 
     def drop_finished(self) -> None:
         """Forget what is answered."""

@@ -30,6 +30,7 @@ from gateway.worker.deliveries import Deliveries
 from gateway.worker.draining import Draining
 from gateway.worker.foundations import Foundations
 from gateway.worker.intake import LiveIntake
+from gateway.worker.moving import OrphanMoves
 from gateway.worker.parent_socket import ParentCommands
 from gateway.worker.reception import Reception
 from gateway.worker.reloads import GatewayReloads
@@ -190,6 +191,7 @@ class Worker:
             counters,
             now,
         )
+        moves = OrphanMoves(persistent.orphans, reception.connections, gate)
         relief = HotWorkerRelief(section, reception.connections, gate, counters)
         settings = settings_of(
             config, context.limits, gate, metering, overload, topics, relief, self.draining, connection_log,
@@ -207,6 +209,7 @@ class Worker:
                 subscriptions.expire,
                 access.tick,
                 persistent.tick,
+                moves.tick,
                 deliveries.system.tick,
             ),
             on_second=(

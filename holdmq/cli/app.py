@@ -41,7 +41,6 @@ _GROUPS: Final = (
     "retained",
     "ban",
     "quota",
-    "tenant",
     "config",
     "log",
     "kv",
@@ -85,8 +84,8 @@ def command_line(first: str = "") -> CommandGroup:
     line.callback()(_root)
     known = first in _SINGLE or first in _GROUPS
     for name in [first] if known else [*_SINGLE, *_GROUPS]:
-        if name == "console":
-            line.add_typer(importlib.import_module("holdmq.cli.console").app, name=name)
+        if name in ("broker", "console"):
+            line.add_typer(importlib.import_module(f"holdmq.cli.{name}").app, name=name)
         elif name in services.MODULES:
             services.register(line, name)
         elif name == "loadtest":

@@ -28,14 +28,12 @@ _EXTRAS: Final = {"stats": "spark", "console": "console"}
 
 _HELP: Final = {
     "registry": "Run the name service: brokers register there, clients ask it for routes.",
-    "broker": "Run a broker: one commit log and its queues.",
     "gateway": "Run the MQTT gateway: worker processes that share one port.",
     "stats": "Run the Spark job that counts messages per topic, second, minute and hour.",
 }
 
 _EXAMPLES: Final = {
     "registry": "holdmq registry --set registry.bind=10.0.0.5",
-    "broker": "holdmq broker --config holdmq.toml --set storage.flush=sync",
     "gateway": "holdmq gateway --set gateway.workers=4",
     "stats": "holdmq stats --once --set stats.data_dir=/var/lib/holdmq/stats",
 }

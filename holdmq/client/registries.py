@@ -11,6 +11,7 @@ from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import ForgottenRow
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import BrokerRow, RouteGetRequest, RouteGetResponse, RouteRow
 from holdmq.wire.tenant_words import TenantWords
@@ -27,6 +28,8 @@ class RouteAnswer(NamedTuple):
     routes: list[RouteRow]
     brokers: list[BrokerRow]
     version: int
+    forgotten: list[ForgottenRow]
+    """Brokers that were given up."""
 
 
 class Registries:
@@ -95,7 +98,8 @@ class Registries:
                     break
                 found += rows(RouteRow, answer.routes)
             else:
-                return RouteAnswer(*of_cluster(self.cluster, found, rows(BrokerRow, answer.brokers)), version)
+                own = of_cluster(self.cluster, found, rows(BrokerRow, answer.brokers))
+                return RouteAnswer(*own, version, rows(ForgottenRow, answer.forgotten))
             request, hold_s = RouteGetRequest(topics, cluster=self.cluster), 0.0
         raise AssertionError("the last try takes what it gets")
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -32,6 +32,7 @@ from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import ForgottenRow
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
     BoundsChangedRequest,
@@ -172,6 +173,7 @@ class RouteTable:
         self._live: dict[str, str] = {}
         self._rooms: dict[str, str] = {}
         self._absent: dict[str, float] = {}
+        self._given_up: set[str] = set()
         self._told: dict[tuple[str, str], tuple[RouteRow, float]] = {}
         self._creating: dict[str, asyncio.Task[TopicRoute]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -243,6 +245,10 @@ class RouteTable:
         if link.down_since is not None:
             self._seek_soon(broker)
         return link
+
+    def is_given_up(self, broker: str) -> bool:
+        """Whether an operator has given a broker up: it never comes back with what it had."""
+        return broker in self._given_up
 
     def patience_s(self, broker: str) -> float:
         """How long a broker is waited for: `reroute_s`, and a failover, if it has copies."""
@@ -425,19 +431,28 @@ class RouteTable:
             async with asyncio.timeout(timeout_s * jitter):
                 await self._wanted.wait()
 
-    def _apply(self, routes: list[RouteRow], brokers: list[BrokerRow], version: int) -> None:
+    def _apply(
+        self,
+        routes: list[RouteRow],
+        brokers: list[BrokerRow],
+        version: int,
+        forgotten: Sequence[ForgottenRow] = (),
+    ) -> None:
         now = asyncio.get_running_loop().time()
         self.version = version
+        self._hear_forgotten(forgotten, {row.broker for row in brokers})
         heard = self._leads.hear(brokers, self._doubted(now))
         if heard.outdated and self._doubting is None:
             self._doubting = asyncio.get_running_loop().call_later(LEAD_DOUBTED_S, self._doubt)
         self._set_brokers(heard.rows, now)
         new: dict[str, dict[str, RouteRow]] = {}
         for row in routes:
+            if row.broker in self._given_up:
+                continue  # this registry was away when the others were told
             new.setdefault(row.topic, {})[row.broker] = row
             self._told.pop((row.topic, row.broker), None)
         for (topic, name), (row, until) in list(self._told.items()):
-            if now < until:
+            if now < until and name not in self._given_up:
                 new.setdefault(topic, {})[name] = row
             else:
                 del self._told[(topic, name)]
@@ -449,6 +464,17 @@ class RouteTable:
                 ):
                     told[name] = row
         self._set_rows(new)
+
+    def _hear_forgotten(self, forgotten: Sequence[ForgottenRow], live: Collection[str]) -> None:
+        """Nobody waits for brokers that were given up, and none of their queues stay."""
+        for row in forgotten:
+            if row.is_back:
+                self._given_up.discard(row.broker)
+                continue
+            self._given_up.add(row.broker)
+            self._absent.pop(row.broker, None)
+            self._drop_link(row.broker)
+        self._given_up.difference_update(live)
 
     def _doubt(self) -> None:
         self._doubting = None
@@ -498,13 +524,8 @@ class RouteTable:
                 asyncio.get_running_loop().call_later(self.patience_s(name), self._forget_absent)
                 continue
             gone.add(name)
-            self._leads.forget(name)
-            self._rooms.pop(name, None)
             del self._absent[name]
-            del self._links[name]
-            closing = asyncio.get_running_loop().create_task(link.client.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._drop_link(name)
         if gone:
             # No key of an ordered topic moves: its absent queues stay until a registry takes them out.
             self._set_rows(
@@ -517,6 +538,15 @@ class RouteTable:
                     for topic, by_broker in self._rows.items()
                 }
             )
+
+    def _drop_link(self, name: str) -> None:
+        self._leads.forget(name)
+        self._rooms.pop(name, None)
+        link = self._links.pop(name, None)
+        if link is not None:
+            closing = asyncio.get_running_loop().create_task(link.client.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _is_ours(self, link: Link) -> bool:
         """Whether a broker that registries do not show is of the cluster, as it says itself."""

@@ -323,6 +323,17 @@ class TableWatch:
         for queue in route.read_queues if route is not None else ():
             if queue.broker not in self._streams:
                 self._follow(queue.broker)
+        for broker in [name for name in self._streams if self.table.routes.is_given_up(name)]:
+            self._give_up(broker)
+
+    def _give_up(self, broker: str) -> None:
+        """What a broker had is lost with it: a copy forgets that, and waits for nothing more."""
+        stream = self._streams.pop(broker)
+        if stream.task is not None:
+            stream.task.cancel()
+        self._forget(broker)
+        self._put((broker, TableReset), TableReset(broker))
+        self._put((broker, TableComplete), TableComplete(broker))
 
     # What waits
 

@@ -294,6 +294,9 @@ class Table(ClusterCalls):
         queues: dict[str, list[int]] = {queue.broker: [] for queue in route.read_queues}
         for queue in route.write_queues:
             queues.setdefault(queue.broker, []).append(queue.queue_id)
+        for broker in list(self._queues):
+            if self.routes.is_given_up(broker) and broker not in queues:
+                del self._queues[broker]
         if queues.keys() - self._queues.keys():
             self._queues = dict(sorted({**self._queues, **queues}.items()))
         else:

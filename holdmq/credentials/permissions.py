@@ -97,7 +97,6 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.HEARTBEAT: _ANYONE,
     RequestCode.CONFIG_RELOAD: _ADMIN,
     RequestCode.GATEWAY_RELOAD: _ADMIN,
-    RequestCode.KEY_LIST: _READER,
     RequestCode.PRODUCE: Needs(GATEWAYS, True, Action.PRODUCE, by_item=True),
     # For a group it counts as the group's: a reader pulls for none.
     RequestCode.PULL: Needs(ADMINS, True, Action.CONSUME, groups=("group?",), by_item=True),
@@ -134,6 +133,8 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.CLUSTER_GET: _ANYONE,
     RequestCode.ORDER_GET: _ANYONE,
     RequestCode.ORDER_SET: _ADMIN,
+    # Who forgets a broker gives up what it alone keeps.
+    RequestCode.BROKER_FORGET: _ADMIN,
     RequestCode.KEPT_COUNTS: _BROKER,
     RequestCode.SPREAD_DIGEST: _BROKER,
     RequestCode.SPREAD_PAGE: _BROKER,

@@ -15,7 +15,6 @@ class RequestCode(IntEnum):
     HEARTBEAT = 2
     BOUNDS_CHANGED = 3
     CONFIG_RELOAD = 4
-    KEY_LIST = 5
 
     PRODUCE = 10
 
@@ -56,6 +55,7 @@ class RequestCode(IntEnum):
     KEPT_COUNTS = 66
     SPREAD_DIGEST = 67
     SPREAD_PAGE = 68
+    BROKER_FORGET = 69
 
     GROUP_JOIN = 70
     GROUP_LEAVE = 71

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Final, NamedTuple
 
+from holdmq.wire.forget_headers import ForgottenRow
 from holdmq.wire.header import Header, header
 
 PROTOCOL_VERSION: Final = 1
@@ -501,7 +502,10 @@ class BrokerRegisterRequest(Header):
     """A broker with all its topics (TopicRow); replaces what it said before.
 
     `epoch`: in which it leads its copies, 0 = it has none. One that is lower than another process of the name
-    has registered with is refused: NOT_LEADER. `room`: as in BrokerRow.
+    has registered with is refused: NOT_LEADER. `room`: as in BrokerRow. `made_ms`: when its store was made,
+    ms since the epoch, 0 = it does not say; one that is older than the forgetting of its name is refused:
+    BROKER_FORGOTTEN. `sessions` and `retained`: rows that it keeps of both, -1 = not known. `forgotten`
+    (ForgottenRow): what it has heard from registries, for those that were not told.
     """
 
     cluster: str
@@ -512,13 +516,21 @@ class BrokerRegisterRequest(Header):
     topics: list[TopicRow]
     epoch: int = 0
     room: str = ""
+    made_ms: int = 0
+    sessions: int = -1
+    retained: int = -1
+    forgotten: list[ForgottenRow] = field(default_factory=list)
 
 
 @header
 class BrokerRegisterResponse(Header):
-    """How many brokers of this cluster the registry knows, this one too; 0 = an older one does not say."""
+    """How many brokers of this cluster the registry knows, this one too; 0 = an older one does not say.
+
+    `forgotten`: the brokers that were given up (ForgottenRow), as the registry has them now.
+    """
 
     brokers: int = 0
+    forgotten: list[ForgottenRow] = field(default_factory=list)
 
 
 @header
@@ -568,6 +580,8 @@ class RouteGetResponse(Header):
 
     Topics come in the order of their names. `next_after` not "": more follow, ask again with it as `after`;
     pages whose `version` is the same are of one moment. `unchanged`: as of `known_version`, and without rows.
+    `forgotten`: brokers that were given up (ForgottenRow): what other registries say of one is outdated,
+    unless it is back.
     """
 
     routes: list[RouteRow]
@@ -575,6 +589,7 @@ class RouteGetResponse(Header):
     version: int
     next_after: str = ""
     unchanged: bool = False
+    forgotten: list[ForgottenRow] = field(default_factory=list)
 
 
 class OrderRow(NamedTuple):

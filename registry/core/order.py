@@ -3,8 +3,8 @@
 What a registration says of an ordered topic is learnt, so that the queues of a broker stay in the topic's
 routes while it is away; ORDER_SET says it outright. A broker that registers without a topic, or with the
 topic's `order` taken back, leaves that topic. The cluster of each broker is kept as well: who asks for one
-is told of its absent brokers alone, and of those whose cluster nobody said. Pure: `registry.order_file` keeps
-it.
+is told of its absent brokers alone, and of those whose cluster nobody said. A broker that was given up has no
+rows, and is remembered in `forgotten`. Pure: `registry.order_file` keeps it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from holdmq.errors import Code, RemoteError
 from holdmq.names.topics import is_system_topic, system_topic_fault, topic_fault
+from holdmq.wire.forget_headers import ForgottenRow
 from holdmq.wire.headers import OrderRow, RouteRow
+from registry.core.forgotten import ForgottenBrokers
 
 ORDER_ROWS_MAX: Final = 50_000
 """Brokers of all ordered topics together (about 200 bytes each): a broker's topics_max on five brokers."""
@@ -30,6 +32,7 @@ class OrderTable:
         self.version = 0
         self.rows = 0
         self.refused = 0
+        self.forgotten = ForgottenBrokers()
         self._rows_max = rows_max
         self._topics: Orders = {}
         self._clusters: dict[str, str] = {}
@@ -66,6 +69,24 @@ class OrderTable:
             names = sorted({str(t) for t in topics} & self._topics.keys())
         found = ((name, dict(self.get(name, cluster))) for name in names)
         return [OrderRow(name, queues) for name, queues in found if queues]
+
+    def rows_of(self, broker: str) -> dict[str, int]:
+        """Ordered topics that a broker is of, and its queues of each."""
+        return {topic: brokers[broker] for topic, brokers in self._topics.items() if broker in brokers}
+
+    def remember(self, row: ForgottenRow) -> bool:
+        """Know that a broker was given up, or is back; what topics it has stays. False = it was known."""
+        is_new = self.forgotten.learn(row)
+        self.version += is_new
+        return is_new
+
+    def forget(self, broker: str) -> frozenset[str]:
+        """Take a broker out of all topics; return those that it was of."""
+        topics = set(self.rows_of(broker))
+        for topic in topics:
+            self._remove(topic, broker)
+        self._clusters.pop(broker, None)
+        return self._told(topics)
 
     def place(self, broker: str, cluster: str) -> frozenset[str]:
         """A broker is of this cluster: return the topics that it is told for otherwise now."""
@@ -135,10 +156,13 @@ class OrderTable:
 
     def content(self) -> dict[str, Any]:
         """What the file keeps."""
-        return {
+        content: dict[str, Any] = {
             "orderTopics": {topic: dict(queues) for topic, queues in self._topics.items()},
             "clusters": dict(self._clusters),
         }
+        if len(self.forgotten):
+            content["forgotten"] = self.forgotten.content()
+        return content
 
     def load(self, content: Mapping[str, Any], version: int) -> str:
         """Take a file's content; return what is wrong with it, "" = nothing."""
@@ -159,6 +183,9 @@ class OrderTable:
         if not isinstance(clusters, dict) or not all(isinstance(name, str) for name in clusters.values()):
             return "clusters: not a cluster's name for each broker"
         self._clusters = {str(broker): name for broker, name in clusters.items()}
+        fault = self.forgotten.load(content.get("forgotten", []))
+        if fault:
+            return fault
         self.version = version
         return ""
 

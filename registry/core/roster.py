@@ -32,6 +32,7 @@ class Roster:
         self._here: dict[ProcessKey, dict[Hashable, float]] = {}
         self._keys_of: dict[Hashable, set[ProcessKey]] = {}
         self._lost: dict[ProcessKey, float] = {}
+        self._given_up: set[ProcessKey] = set()
 
     @property
     def present(self) -> frozenset[ProcessKey]:
@@ -50,6 +51,7 @@ class Roster:
             self.refused += 1
             return
         self._lost.pop(key, None)
+        self._given_up.discard(key)
         self._here.setdefault(key, {})[owner] = now
         self._keys_of.setdefault(owner, set()).add(key)
 
@@ -75,13 +77,21 @@ class Roster:
                 self._lost[key] = now
 
     def lose(self, key: ProcessKey, at: float) -> None:
-        """Take over that a process is lost, unless it is here."""
+        """Take over that a process is lost, unless it is here, or nobody waits for it."""
+        if key in self._given_up:
+            return
         if key not in self._here and len(self._here) + len(self._lost) < self._processes_max:
             self._lost.setdefault(key, at)
 
     def forget(self, key: ProcessKey) -> None:
         """Ask no more for a process that is lost."""
         self._lost.pop(key, None)
+
+    def give_up(self, key: ProcessKey) -> None:
+        """Wait no more for a process that is lost: it is no news until it is here again."""
+        self._lost.pop(key, None)
+        if key not in self._here and len(self._given_up) < self._processes_max:
+            self._given_up.add(key)
 
     def _end(self, key: ProcessKey, owner: Hashable) -> None:
         owners = self._here[key]

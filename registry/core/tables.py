@@ -17,6 +17,9 @@ A broker is in all of them or in none: it enters by `register` and leaves by `un
 the end of the connection that it registered over, or by silence (`expire`). A name whose epoch is
 known is that of one process, who has the highest; without epochs it may have several ids, and the lowest
 one's topics are the name's.
+
+An absent broker can be given up (`forget`): it leaves `order`, and only a store that was made later may have
+its name. Who was not told hears of it from brokers (`hear_forgotten`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,14 @@ from typing import Final, NamedTuple
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.names.rooms import room_fault
 from holdmq.names.topics import is_system_topic, system_topic_fault, topic_fault
+from holdmq.wire.forget_headers import (
+    TIME_MAX_MS,
+    UNKNOWN,
+    BrokerForgetResponse,
+    ForgottenRow,
+    LostTopicRow,
+    is_newer,
+)
 from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
 from registry.core.changes import Changes
 from registry.core.order import OrderTable
@@ -46,6 +57,10 @@ ROW_OVERHEAD_BYTES: Final = 40
 """What a RouteRow takes beside its names, at most."""
 QUEUES_MAX: Final = 65_536
 """Queues of a topic at one broker: more than any broker can keep open."""
+ABSENT_MAX: Final = 100
+"""Brokers of whom is remembered what they had, while they are away: for who wants to give one up."""
+LOST_TOPICS_MAX: Final = 1_000
+"""Topics of a lost broker that one answer names."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ADDRESS: Final = re.compile(r"(?:[^\s:]+|\[[0-9A-Fa-f:.%]+\]|[0-9A-Fa-f:.]+):[0-9]{1,5}\Z|unix:/\S+\Z")
@@ -61,6 +76,17 @@ class BrokerKey(NamedTuple):
     broker_id: int
 
 
+class KeptHere(NamedTuple):
+    """What a broker says of its store: when it was made (ms, 0 = not known), and rows of both kinds in it."""
+
+    made_ms: int = 0
+    sessions: int = UNKNOWN
+    retained: int = UNKNOWN
+
+
+KEPT_UNKNOWN: Final = KeptHere()
+
+
 @dataclass(slots=True)
 class _Live:
     cluster: str
@@ -70,6 +96,7 @@ class _Live:
     routes: dict[str, RouteRow]
     epoch: int
     room: str
+    kept: KeptHere
 
 
 @dataclass(slots=True)
@@ -102,6 +129,8 @@ class RegistryTables:
         self._live: dict[BrokerKey, _Live] = {}
         self._keys_of: dict[Hashable, set[BrokerKey]] = {}
         self._epochs: dict[str, int] = {}
+        self._gone: dict[str, _Live] = {}
+        """What brokers were that are away now, the last ones."""
 
     @property
     def version(self) -> int:
@@ -126,6 +155,7 @@ class RegistryTables:
         topics: Sequence[TopicRow],
         connection: Hashable,
         now: float,
+        kept: KeptHere = KEPT_UNKNOWN,
     ) -> str | None:
         """Enter a broker with all its topics, in place of what it said before.
 
@@ -133,10 +163,11 @@ class RegistryTables:
         Returns the address that it had before if that was another one, else None.
 
         Raises WireError (MISSING_FIELD) or RemoteError (TOPIC_INVALID, NOT_PERMITTED for a
-        name of another cluster, NOT_LEADER for an epoch that is over, LIMIT_EXCEEDED); nothing has
-        changed then.
+        name of another cluster, NOT_LEADER for an epoch that is over, BROKER_FORGOTTEN for a store that was
+        given up, LIMIT_EXCEEDED); nothing has changed then.
         """
         routes = _check(row, topics)
+        self._check_forgotten(row.broker, kept.made_ms)
         known = self._broker_addresses.get(row.broker)
         self._check_epoch(row)
         if known is not None and known.cluster != row.cluster:
@@ -162,7 +193,9 @@ class RegistryTables:
         if before is not None:
             self._forget_connection(before.connection, key)
         self._keys_of.setdefault(connection, set()).add(key)
-        self._live[key] = _Live(row.cluster, row.address, now, connection, routes, row.epoch, row.room)
+        self._live[key] = _Live(row.cluster, row.address, now, connection, routes, row.epoch, row.room, kept)
+        self._gone.pop(row.broker, None)
+        self._come_back(row.broker)
         if row.epoch:
             self._epochs[row.broker] = row.epoch
         self.route_count += len(routes) - (len(before.routes) if before is not None else 0)
@@ -185,6 +218,28 @@ class RegistryTables:
         if epoch < self._epochs.get(broker, 0):
             return False
         return self._drop(BrokerKey(broker, broker_id))
+
+    def _check_forgotten(self, broker: str, made_ms: int) -> None:
+        """Refuse a store that is older than the forgetting of its broker: others keep what was its by now."""
+        row = self.order.forgotten.get(broker)
+        if row is None or made_ms > row.forgotten_ms:
+            return
+        made = (
+            f"was made {max(0, row.forgotten_ms - made_ms) // 1000} s before that"
+            if made_ms
+            else "does not say when it was made"
+        )
+        raise RemoteError(
+            Code.BROKER_FORGOTTEN,
+            f"broker {broker!r} was given up (holdmq broker forget), and its store {made}; start it with an "
+            "empty directory, under this name or another one",
+            {"forgotten_ms": row.forgotten_ms},
+        )
+
+    def _come_back(self, broker: str) -> None:
+        row = self.order.forgotten.get(broker)
+        if row is not None and self.order.remember(row._replace(is_back=True)):
+            self._note((), True)
 
     def _check_epoch(self, row: BrokerRow) -> None:
         """Refuse a process whose lead is over, however long the one that leads now is silent."""
@@ -225,6 +280,103 @@ class RegistryTables:
         for key in keys:
             self._drop(key)
         return keys
+
+    # Brokers that are given up
+
+    def lost(self, broker: str, now: float) -> BrokerForgetResponse:
+        """What is lost when an absent broker is given up.
+
+        Raises WireError (MISSING_FIELD) for what is no name, RemoteError (NOT_PERMITTED) while it is
+        registered, or if it has copies.
+        """
+        if not _NAME.match(broker):
+            raise WireError(f"broker {broker[:70]!r} is no broker's name", Code.MISSING_FIELD)
+        entry = self._broker_addresses.get(broker)
+        if entry is not None:
+            where = ", ".join(entry.addresses.values())
+            raise RemoteError(
+                Code.NOT_PERMITTED,
+                f"broker {broker!r} is registered, at {where}: it lives; drain it or stop it first",
+            )
+        if self._epochs.get(broker, 0):
+            raise RemoteError(
+                Code.NOT_PERMITTED,
+                f"broker {broker!r} has copies: another leads, or can be made to (holdmq replica promote)",
+            )
+        gone, forgotten, ordered = self._gone.get(broker), self.order.forgotten.get(broker), self.order
+        rows = [
+            LostTopicRow(topic, queues, True, len(ordered.get(topic)) - 1)
+            for topic, queues in sorted(ordered.rows_of(broker).items())
+        ]
+        if gone is not None:
+            rows += [
+                LostTopicRow(row.topic, row.write_queues, False, len(self._topic_queues.get(row.topic, ())))
+                for row in gone.routes.values()
+                if not row.order
+            ]
+        is_over = forgotten is not None and not forgotten.is_back
+        kept = KEPT_UNKNOWN if gone is None else gone.kept
+        return BrokerForgetResponse(
+            broker,
+            bool(rows) or gone is not None or forgotten is not None,
+            forgotten.forgotten_ms if forgotten is not None and is_over else 0,
+            "" if gone is None else gone.cluster,
+            UNKNOWN if gone is None else max(0, int((now - gone.last_seen) * 1000)),
+            kept.sessions,
+            kept.retained,
+            len(rows),
+            sum(row.queues for row in rows),
+            rows[:LOST_TOPICS_MAX],
+        )
+
+    def forget(self, broker: str, at_ms: int) -> bool:
+        """Give an absent broker up, as of a time in ms since the epoch; False = it was before.
+
+        Call `lost` first, which refuses. Raises WireError (MISSING_FIELD) for what is no time.
+        """
+        known = self.order.forgotten.get(broker)
+        if known is not None and not known.is_back:
+            return False
+        if not 0 < at_ms < TIME_MAX_MS:
+            raise WireError(f"{at_ms} is no time in ms", Code.MISSING_FIELD)
+        # It may have been given up before, by a clock that was ahead.
+        at_ms = max(at_ms, 0 if known is None else known.forgotten_ms + 1)
+        self.order.remember(ForgottenRow(broker, at_ms))
+        self._gone.pop(broker, None)
+        self._note(self.order.forget(broker), True)
+        return True
+
+    def hear_forgotten(self, found: Iterable[ForgottenRow]) -> tuple[list[str], list[BrokerKey]]:
+        """Take what another registry was told; return the brokers that are given up here now, too, and the
+        processes of older stores that leave the tables with that.
+
+        Raises WireError (MISSING_FIELD) for what is no broker's name, or no time.
+        """
+        over: list[str] = []
+        dropped: list[BrokerKey] = []
+        for row in found:
+            if not _NAME.match(row.broker) or not 0 < row.forgotten_ms < TIME_MAX_MS:
+                raise WireError(f"{row!r:.200} is no broker that was given up", Code.MISSING_FIELD)
+            known = self.order.forgotten.get(row.broker)
+            if not is_newer(row, known):
+                continue
+            entry = self._broker_addresses.get(row.broker)
+            keys = [] if entry is None else [BrokerKey(row.broker, each) for each in entry.addresses]
+            last = self._live[keys[0]] if keys else self._gone.get(row.broker)
+            if last is not None and last.kept.made_ms > row.forgotten_ms:
+                self.order.remember(row._replace(is_back=True))
+                continue
+            for key in keys:
+                self._drop(key)
+            dropped += keys
+            self.order.remember(row)
+            self._gone.pop(row.broker, None)
+            if known is None or known.forgotten_ms < row.forgotten_ms:
+                over.append(row.broker)
+                self._note(self.order.forget(row.broker), True)
+            else:
+                self._note((), True)
+        return over, dropped
 
     # Questions
 
@@ -338,6 +490,10 @@ class RegistryTables:
             return False
         self.route_count -= len(live.routes)
         self._forget_connection(live.connection, key)
+        self._gone.pop(key.broker, None)
+        self._gone[key.broker] = live
+        if len(self._gone) > ABSENT_MAX:
+            del self._gone[next(iter(self._gone))]
         del self._broker_addresses[key.broker].addresses[key.broker_id]
         self._rebuild(key.broker, True)
         return True

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,8 @@ class StoreDirectory:
         self.tables = directory / "tables"
         self.checkpoint_file = AtomicFile(directory / "checkpoint.json", disk)
         self.store_id = b""
+        self.made_ms = 0
+        """When the store was made, ms since the epoch; 0 = by a build that did not write it down."""
         self.is_new = False
         self._disk = disk
         self._clean = directory / "clean"
@@ -86,8 +89,14 @@ class StoreDirectory:
                 )
             self.store_id = os.urandom(8)
             self.is_new = True
-            content = {"engine": ENGINE, "brokerName": broker_name, "storeId": self.store_id.hex()}
-            file.save(content, 1)
+            self.made_ms = time.time_ns() // 1_000_000
+            identity = {
+                "engine": ENGINE,
+                "brokerName": broker_name,
+                "storeId": self.store_id.hex(),
+                "madeMs": self.made_ms,
+            }
+            file.save(identity, 1)
             return
         content = loaded.content
         if content.get("engine") != ENGINE:
@@ -108,6 +117,8 @@ class StoreDirectory:
             self.store_id = bytes.fromhex(content["storeId"])
         except (KeyError, TypeError, ValueError):
             self.store_id = b""
+        made_ms = content.get("madeMs")
+        self.made_ms = made_ms if isinstance(made_ms, int) else 0
         if len(self.store_id) != 8:
             raise StoreFormatError("it has no store id of 8 bytes", operation="open", path=str(file.path))
 

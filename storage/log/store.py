@@ -406,6 +406,11 @@ class LogStore:
         return self._home.store_id
 
     @property
+    def made_ms(self) -> int:
+        """When this store was made, ms since the epoch; 0 = it does not know."""
+        return self._home.made_ms
+
+    @property
     def epoch(self) -> int:
         return self._epochs.current
 

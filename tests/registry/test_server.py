@@ -16,11 +16,11 @@ from holdmq.rpc.client import Client
 from holdmq.service import telemetry
 from holdmq.service.process import Service
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.forget_headers import BrokerForgetRequest, BrokerForgetResponse
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     BrokerRegisterRequest,
     BrokerUnregisterRequest,
-    ClusterGetRequest,
     ClusterGetResponse,
     Empty,
     OrderGetRequest,
@@ -32,6 +32,7 @@ from holdmq.wire.headers import (
     TopicRow,
 )
 from registry import server as module
+from registry.core.roster import ProcessKey
 from registry.main import main
 from registry.server import RegistryServer
 
@@ -377,6 +378,44 @@ async def test_what_is_learnt_from_a_broker_survives_a_restart(kept: Any) -> Non
     assert (await routes(client)).routes == [["t", "b0", 0, 4, 6, "log", 1, True]]
 
 
+async def test_who_is_forgotten_stays_so_over_a_restart_and_is_no_news_any_more(kept: Any) -> None:
+    server, client = await kept()
+    broker = Client(client.address, "broker", "b0")
+    row = TopicRow("t", 4, 4, 6, "log", 1, True)
+    registered = BrokerRegisterRequest("test", "b0", 0, "127.0.0.1:1", 1, [row], made_ms=100)
+    await broker.call(RequestCode.BROKER_REGISTER, registered)
+    with pytest.raises(RemoteError, match="it lives"):
+        await client.call(RequestCode.BROKER_FORGET, BrokerForgetRequest("b0", True))
+    await broker.close()
+    await until_absent(server, "b0")
+    key = ProcessKey("broker", "b0")
+    assert key in server._roster.lost
+    look = await client.call(RequestCode.BROKER_FORGET, BrokerForgetRequest("b0"))
+    assert look.header(BrokerForgetResponse).forgotten_ms == 0
+    assert await order_of(client) == {"t": {"b0": 4}}
+    told = await client.call(RequestCode.BROKER_FORGET, BrokerForgetRequest("b0", True))
+    at_ms = told.header(BrokerForgetResponse).forgotten_ms
+    assert at_ms > 0
+    assert key not in server._roster.lost
+    for _ in range(2):
+        assert (await routes(client)).routes == []
+        assert (await routes(client)).forgotten == [["b0", at_ms, False]]
+        with pytest.raises(RemoteError, match="was given up") as error:
+            await client.call(RequestCode.BROKER_REGISTER, registered)
+        assert error.value.code == Code.BROKER_FORGOTTEN
+        server, client = await kept()
+        server._roster.lose(key, 0.0)
+        assert key not in server._roster.lost, "another registry's alarm does not come back"
+    again = await client.call(RequestCode.BROKER_FORGET, BrokerForgetRequest("b0", True))
+    assert again.header(BrokerForgetResponse).forgotten_ms == at_ms
+
+
+async def until_absent(server: RegistryServer, broker: str) -> None:
+    async with asyncio.timeout(40):
+        while broker in [row.broker for row in server.tables.brokers()]:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_file_that_cannot_be_written_refuses_and_is_tried_again(kept: Any, tmp_path: Path) -> None:
     _, client = await kept()
     blocked = tmp_path / "registry"
@@ -407,45 +446,3 @@ async def test_a_bad_order_is_refused(kept: Any) -> None:
     with pytest.raises(RemoteError, match="letters"):
         await client.call(RequestCode.ORDER_SET, OrderSetRequest("a.b", {"b0": 4}))
     assert await order_of(client) == {}
-
-
-async def test_what_is_held_and_asked_for_a_cluster_is_answered_with_its_brokers_alone(
-    connect: MakeClient, registry: RegistryServer
-) -> None:
-    here, there, client = connect(), connect(), connect()
-    await here.call(RequestCode.BROKER_REGISTER, registration("a", cluster="plant"))
-    await there.call(RequestCode.BROKER_REGISTER, registration("b", ("t", "u"), cluster="office"))
-    asked = RouteGetRequest(cluster="plant")
-    known = (await client.call(RequestCode.ROUTE_GET, asked)).header(RouteGetResponse)
-    assert [row[:2] for row in known.routes] == [["t", "a"]]
-    holding = asyncio.ensure_future(
-        client.call(RequestCode.ROUTE_GET, RouteGetRequest(None, known.version, 60_000, "", "plant"), 90.0)
-    )
-    await until(lambda: len(registry.holds) == 1)
-    await here.call(RequestCode.BROKER_REGISTER, registration("a", ("t", "v"), cluster="plant"))
-    answer = (await holding).header(RouteGetResponse)
-    assert [row[:2] for row in answer.routes] == [["t", "a"], ["v", "a"]]
-    assert [row[:2] for row in answer.brokers] == [["plant", "a"]]
-    for cluster, brokers, topics in (
-        ("plant", ["a"], ["t", "v"]),
-        ("office", ["b"], ["t", "u"]),
-        ("x", [], []),
-    ):
-        reply = await client.call(RequestCode.CLUSTER_GET, ClusterGetRequest(cluster))
-        view = reply.header(ClusterGetResponse)
-        assert ([row[1] for row in view.brokers], list(view.silent_ms)) == (brokers, brokers)
-        assert view.topics == topics
-
-
-async def test_the_cluster_of_an_absent_broker_survives_a_restart(kept: Any) -> None:
-    _, client = await kept()
-    row = TopicRow("t", 4, 4, 6, "log", 1, True)
-    for name, cluster in (("a", "plant"), ("b", "office")):
-        await client.call(
-            RequestCode.BROKER_REGISTER, BrokerRegisterRequest(cluster, name, 0, "127.0.0.1:1", 1, [row])
-        )
-    await client.call(RequestCode.ORDER_SET, OrderSetRequest("s", {"c": 2}, "office"))
-    _, client = await kept()
-    for cluster, found in (("plant", ["a"]), ("office", ["c", "b"]), ("", ["c", "a", "b"])):
-        reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest(cluster=cluster))
-        assert [row[1] for row in reply.header(RouteGetResponse).routes] == found

@@ -55,7 +55,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         ("json", "docs/test_blocks.py::test_the_alarm_of_alarms_md_has_the_members_of_a_notice"),
     ],
     "docs/clients.md": [("text", COMMANDS), ("text", _DEVICES)],
-    "docs/cluster.md": [("sh", COMMANDS), ("console", _CLUSTERS), ("toml", CONFIGURATION)],
+    "docs/cluster.md": [("sh", COMMANDS), ("sh", COMMANDS), ("console", _CLUSTERS), ("toml", CONFIGURATION)],
     "docs/concepts.md": [("text", DRAWING)],
     "docs/console.md": [
         ("sql", QUERY),
@@ -157,14 +157,7 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         *[("python", _SPARK)] * 7,
     ],
     "docs/tables.md": [*[("python", _GUIDES)] * 4, ("console", _GUIDES)],
-    "docs/tenants.md": [
-        ("python", _GUIDES),
-        ("console", _GUIDES),
-        ("bash", COMMANDS),
-        ("py", CALL),
-        ("toml", CONFIGURATION),
-        ("console", _GUIDES),
-    ],
+    "docs/tenants.md": [("python", _GUIDES), ("console", _GUIDES), ("bash", COMMANDS), ("py", CALL)],
     "docs/topics.md": [
         *[("sh", "integration/test_guides_of_devices.py::test_the_commands_of_topics_md_run")] * 3,
         ("python", "integration/test_topics.py::test_the_guide_s_example_runs"),

@@ -88,5 +88,7 @@ OTHER_PAGES: Final[dict[str, list[tuple[str, str]]]] = {
             "broker.joining.core.marks:KEEP_MS, broker.joining.core.marks:MARKS_MAX",
         ),
         ("`holdmq_broker_is_keeper` is 0", SWITCH),
+        ("and the exit code is {}; say it again", "tests/faults/test_broker_lost.py"),
+        ("with session present 0.", SWITCH),
     ],
 }

@@ -34,6 +34,7 @@ class UserCounts:
     """Sessions by principal; anonymous clients are one. 0.1 KiB for each that has any."""
 
     def __init__(self) -> None:
+        self.total = 0
         self._of: dict[str, int] = {}
         self._passed = b""
         self._at_cursor: set[str] = set()
@@ -85,6 +86,7 @@ class UserCounts:
         return place < self._passed or (place == self._passed and client_id in self._at_cursor)
 
     def _add(self, principal: str, by: int) -> None:
+        self.total += by
         count = self._of.get(principal, 0) + by
         if count > 0:
             self._of[principal] = count
@@ -110,6 +112,11 @@ class SessionUse:
         self.users = UserCounts()
         self.tenants = UserCounts()
         self._connected: dict[str, int] = {}
+
+    @property
+    def stored(self) -> int | None:
+        """Sessions that are written down; None = not all are counted yet."""
+        return self.users.total if self.users.is_complete else None
 
     def sessions_of(self, principal: str) -> int:
         """Sessions of `user:NAME` or `tenant:NAME` that are written down."""

@@ -48,6 +48,18 @@ def test_one_topic_is_asked_of_its_owner_alone() -> None:
         assert list(due.brokers()) == [retained_owner(topic, BROKERS)]
 
 
+def test_nobody_waits_for_a_broker_that_was_given_up() -> None:
+    due = RetainedDue()
+    due.owe("a/#", 1)
+    due.owe("a/+", 2).begin(["b0"])
+    due.begin(["a/#"], BROKERS)
+    due.brokers_known([])
+    assert list(due.brokers()) == [*BROKERS, "b0"], "none is known for a moment"
+    due.brokers_known(["b1", "b2"])
+    assert list(due.brokers()) == ["b1", "b2"]
+    assert [answer.topic_filter for answer in due.answers] == ["a/#"], "the other one is answered"
+
+
 def test_an_answer_goes_on_where_it_stands_and_ends_with_its_last_broker() -> None:
     due = RetainedDue()
     answer = due.owe("a/#", 1)

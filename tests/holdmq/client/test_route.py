@@ -12,7 +12,8 @@ from holdmq.client import RouteTable, TopicQueue
 from holdmq.client import route as module
 from holdmq.errors import RemoteError, TransportError, UsageError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import TopicRow
+from holdmq.wire.forget_headers import ForgottenRow
+from holdmq.wire.headers import BrokerRow, RouteRow, TopicRow
 from registry.server import RegistryServer
 
 
@@ -309,6 +310,32 @@ async def test_queues_of_an_ordered_topic_stay_however_long_their_broker_is_away
     assert late is not None
     assert late.write_queues == route.write_queues
     await fresh.close()
+
+
+async def test_queues_of_a_broker_that_was_given_up_go_at_once_and_do_not_come_back(
+    routes: RouteTable, make_broker: Any, until: Any, registry: Any
+) -> None:
+    one, two = await make_broker("a"), await make_broker("b")
+    for each in (one, two):
+        each.topics["t"] = TopicRow("t", 2, 2, 6, "log", 1, True)
+        await each.register()
+    await routes.topic("t")
+    routes.link("b")
+    await two.stop()
+    await until(lambda: "b" not in routes.brokers())
+    registry.tables.forget("b", 1_000)
+    registry._changed()
+    await until(lambda: routes.is_given_up("b"))
+    route = routes.get("t")
+    assert route is not None
+    assert {queue.broker for queue in route.write_queues} == {"a"}
+    assert "b" not in routes._links
+    # A registry that was away meanwhile has its rows still.
+    rows = [RouteRow("t", name, 2, 2, 6, "log", 1, True) for name in "ab"]
+    routes._apply(rows, [BrokerRow("test", "a", 0, routes.brokers()["a"])], 7)
+    assert {queue.broker for queue in routes.get("t").write_queues} == {"a"}  # type: ignore[union-attr]
+    routes._apply(rows, [], 8, [ForgottenRow("b", 1_000, True)])
+    assert not routes.is_given_up("b")
 
 
 async def test_a_silent_broker_does_not_delay_a_topic_that_another_one_has(

@@ -102,7 +102,6 @@ READS = [
     "TABLE_WATCH",
     "BAN_LIST",
     "QUOTA_LIST",
-    "KEY_LIST",
     "CLIENT_LIST",
     "CLIENT_BUSIEST",
     "FLAPPING_LIST",

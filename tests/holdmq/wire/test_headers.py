@@ -222,7 +222,7 @@ def test_golden_ext_fields() -> None:
 
 def test_request_codes_are_never_renumbered() -> None:
     assert {code.name: int(code) for code in RequestCode} == {
-        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "CONFIG_RELOAD": 4, "KEY_LIST": 5, "PRODUCE": 10,
+        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "CONFIG_RELOAD": 4, "PRODUCE": 10,
         "PULL": 20, "FILTER_SET": 21,
         "PULL_COLUMNS": 22,
         "READ_OPEN": 30,
@@ -232,7 +232,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "BROKER_STATUS": 50, "CONNECTION_LIST": 51, "STATISTICS": 52, "BACKLOG":
         53, "ALARM_LIST": 54, "BROKER_REGISTER": 60, "BROKER_UNREGISTER": 61, "ROUTE_GET": 62,
         "CLUSTER_GET": 63, "ORDER_GET": 64, "ORDER_SET": 65, "KEPT_COUNTS": 66,
-        "SPREAD_DIGEST": 67, "SPREAD_PAGE": 68, "GROUP_JOIN": 70,
+        "SPREAD_DIGEST": 67, "SPREAD_PAGE": 68, "BROKER_FORGET": 69, "GROUP_JOIN": 70,
         "GROUP_LEAVE": 71, "GROUP_CHANGED": 72, "GROUP_MEMBERS": 73, "GROUP_LIST": 74,
         "GROUP_UPDATE": 75, "GROUP_DELETE": 76, "GROUP_PAUSE": 77, "QUEUE_LEASE": 78, "QUEUE_RELEASE": 79,
         "OFFSET_REPORT": 80,
