@@ -36,6 +36,7 @@ from console.management import (
     replicas,
     sessions,
     stored,
+    tenants,
     topics,
 )
 from console.management.one_cluster import OneCluster
@@ -74,6 +75,7 @@ def cluster_endpoints(
         *configurations.endpoints(clients, registries, security),
         *bans.endpoints(clients),
         *quotas.endpoints(clients),
+        *tenants.endpoints(clients),
         *sessions.endpoints(cluster, clients),
         *stored.endpoints(clients),
     ]

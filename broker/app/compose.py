@@ -24,6 +24,7 @@ from broker.app.lead_fence import fenced
 from broker.app.order_refusals import refusals
 from broker.app.progress import Progress
 from broker.app.subscribers import activity, subscriptions
+from broker.app.tenant_keys import TenantKeys
 from broker.app.topic_lists import TopicLists
 from broker.app.topic_readers import TopicReaderList
 from broker.bans.requests import BanTable
@@ -298,6 +299,7 @@ class Broker:
             self.groups.offsets, self.shared, self.statistics_calls, self.alarms,
             GatewayRequests(connections), FirstGroups(topics, self._progress), self.bans, self.quotas,
             self.keeping, self.book, self.spreading,
+            TenantKeys(lambda: () if security is None else security.keys()),
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}

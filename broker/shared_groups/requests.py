@@ -309,7 +309,9 @@ class SharedMode(RequestFamily):
     def _join(self, request: Request, header: SharedOpenRequest) -> None:
         wanted = self._check_open(header)
         group = self.core.group(header.group)
-        started = self.starts.subscribe(group, wanted, header.start, header.is_own_start)
+        started = self.starts.subscribe(
+            group, wanted, header.start, header.is_own_start, frozenset(map(str, header.begun))
+        )
         member = self.core.join(group.name, request.connection, header.ready_max, header.invisible_ms, wanted)
         member.joined_ms = time.time_ns() // 1_000_000
         self._members.setdefault(request.connection, {})[member.member_id] = member

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -50,11 +50,17 @@ class SharedStarts:
         return self._groups_of.get(topic, ())
 
     def subscribe(
-        self, group: SharedGroup, wanted: dict[str, SubscriptionFilter], start: str, is_own_start: bool
+        self,
+        group: SharedGroup,
+        wanted: dict[str, SubscriptionFilter],
+        start: str,
+        is_own_start: bool,
+        begun: Collection[str] = (),
     ) -> list[SharedStart]:
         """Let a group read these topics with these filters; where it begins in queues that are new to it.
 
-        `is_own_start`: a member said where, and not only what groups do by default.
+        `is_own_start`: a member said where, and not only what groups do by default. In topics that it has
+        `begun` at other brokers it begins at the beginning: they came here since.
         """
         started: list[SharedStart] = []
         if not group.members:
@@ -63,7 +69,7 @@ class SharedStarts:
             group.filters[topic] = subscription
             self._groups_of.setdefault(topic, set()).add(group.name)
             is_first = not is_own_start and self._is_first(group.name, topic)
-            started += self.take_up(group, topic, EARLIEST if is_first else start)
+            started += self.take_up(group, topic, EARLIEST if is_first or topic in begun else start)
         self._seen.pop(group.name, None)
         return started
 

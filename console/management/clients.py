@@ -16,6 +16,7 @@ from holdmq.client.quotas import QuotaAdmin
 from holdmq.client.retained import RetainedAdmin
 from holdmq.client.sessions import SessionAdmin
 from holdmq.client.tables import Table
+from holdmq.client.tenants import TenantAdmin
 
 CALL_TIMEOUT_S = 10.0
 """A page does not wait longer for a broker; what takes longer is asked again."""
@@ -33,6 +34,7 @@ class ClusterClients:
         self.configurations = ConfigAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.bans = BanAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.quotas = QuotaAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
+        self.tenants = TenantAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.messages = Messages(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.letters = DeadLetters(routes=routes, timeout_s=CALL_TIMEOUT_S)
         self.retained = RetainedAdmin(routes=routes, timeout_s=CALL_TIMEOUT_S)
@@ -43,7 +45,7 @@ class ClusterClients:
         """Begin using the routes; returns at once."""
         for one in (
             self.groups, self.sessions, self.connected, self.configurations, self.bans, self.quotas,
-            self.messages, self.letters, self.retained, self.producer,
+            self.tenants, self.messages, self.letters, self.retained, self.producer,
         ):  # fmt: skip
             await self._stack.enter_async_context(one)
 

@@ -18,7 +18,7 @@ export const prove = (token) => { proof = token ?? ""; };
 export const onTurnedAway = (work) => { turnedAway = work; };
 
 // What is asked of brokers, and so of one cluster where the address of the page names one.
-const OF_BROKERS = /^\/api\/v1\/(alarms|bans|brokers|clients|clients-busiest|cluster|configuration|connections|dead-letters|gateways|groups|messages|quotas|replicas|retained|sessions|stream|tables|topics)(?=[/?]|$)/;
+const OF_BROKERS = /^\/api\/v1\/(alarms|bans|brokers|clients|clients-busiest|cluster|configuration|connections|dead-letters|gateways|groups|messages|quotas|replicas|retained|sessions|stream|tables|tenants|topics)(?=[/?]|$)/;
 
 export const apart = (path) => (OF_BROKERS.test(path) ? kept(path) : path);
 

@@ -10,7 +10,7 @@ import { themeSwitch } from "./theme_switch.js";
 const NAVIGATION = [
   ["Now", [["/", "Overview"], ["/replicas", "Replicas"], ["/alarms", "Alarms"]]],
   ["Messages", [["/topics", "Topics"], ["/messages", "Search"], ["/groups", "Groups"], ["/dead-letters", "Dead letters"]]],
-  ["Clients", [["/clients", "Clients"], ["/sessions", "Sessions"], ["/bans", "Bans"], ["/quotas", "Quotas"], ["/connections", "Connections"]]],
+  ["Clients", [["/clients", "Clients"], ["/sessions", "Sessions"], ["/bans", "Bans"], ["/quotas", "Quotas"], ["/tenants", "Tenants"], ["/connections", "Connections"]]],
   ["Past", [["/analysis", "Analysis"]]],
   ["Access", [["/accounts", "Accounts", "admin"], ["/audit", "Audit", "admin"]]],
 ];
@@ -29,6 +29,7 @@ const PAGES = [
   [/^\/clients\/([^/]+)$/, "client", "Client"],
   [/^\/bans$/, "bans", "Bans"],
   [/^\/quotas$/, "quotas", "Quotas"],
+  [/^\/tenants$/, "tenants", "Tenants"],
   [/^\/sessions$/, "sessions", "Sessions"],
   [/^\/sessions\/([^/]+)$/, "session", "Session"],
   [/^\/connections$/, "connections", "Connections"],

@@ -41,6 +41,7 @@ _GROUPS: Final = (
     "retained",
     "ban",
     "quota",
+    "tenant",
     "config",
     "log",
     "kv",

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from holdmq.client.bounds import Bounds, queue_bounds
 from holdmq.client.cluster_calls import read_each
-from holdmq.client.pages import Column, column_of, merged, ranked
+from holdmq.client.pages import Column, ColumnValue, column_of, merged, ranked
 from holdmq.client.route import RouteTable
 from holdmq.client.shared_calls import SharedCalls
 from holdmq.client.statistics import StatisticsCalls
@@ -173,6 +173,17 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         replies = await self._ask_each(RequestCode.TOPIC_LIST, asked)
         views = {view.topic: view for view in _views(read_each(replies, _topic_rows))}
         return TopicPage([views[name] for name in shown if name in views], len(names))
+
+    async def topic_column(
+        self, column: str, search: str = "", *, include_system: bool = False
+    ) -> dict[str, ColumnValue]:
+        """Return of each topic its name and `column`, one of TOPIC_COLUMNS, over the brokers that answer.
+
+        Counts are sums; `search` as for `topic_page`. Raises the first error if no broker answers.
+        """
+        request = TopicListRequest(include_system, None, search, column)
+        answers = await self._read_all(RequestCode.TOPIC_LIST, request, partial(_topic_column, request))
+        return merged((found for _, found in _some(answers)), operator.add)
 
     async def topics_of_brokers(
         self, include_system: bool = False, names: Collection[str] | None = None, *, search: str = ""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.names import check_group
+from holdmq.client.own_words import shorten
 from holdmq.errors import Code, OffsetError, RecordError, RemoteError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.names.tenants import within
@@ -226,5 +227,6 @@ def _letter(records: memoryview, at: int, group: str, broker: str, tenant: str) 
     except RecordError:
         # It is shown all the same: that nobody can decode it may be why it is here.
         message = Message(dlq_topic(group), record.body, queue_offset=record.queue_offset)
-    message.topic = within(tenant, value_in(record.properties, "REAL_TOPIC") or message.topic)
+    message.topic = value_in(record.properties, "REAL_TOPIC") or message.topic
+    shorten(tenant, message)
     return ReadLetter(broker, record.queue_offset, record.store_ms, origin, message)

@@ -15,12 +15,12 @@ from typing import Final
 
 import structlog
 
+from holdmq.client.own_words import shorten
 from holdmq.client.process_queue import ProcessQueue, TakenRecord
 from holdmq.client.rebalance import HeldLease
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import HoldMQError
 from holdmq.message import Message, TopicQueue
-from holdmq.names.tenants import within
 from holdmq.record.codec import decode_record, tag_of_record
 from holdmq.record.origin import RETRY_PREFIX, value_in
 
@@ -243,5 +243,5 @@ class HandOut:
         if queue.topic.startswith(RETRY_PREFIX):
             message.topic = value_in(record.properties, "REAL_TOPIC") or message.topic
         if self._tenant:
-            message.topic = within(self._tenant, message.topic)
+            shorten(self._tenant, message)
         return message

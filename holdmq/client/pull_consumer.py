@@ -18,6 +18,7 @@ import structlog
 from holdmq.client.bounds import queue_bounds
 from holdmq.client.cursors import AskedQueue, Position, Pulled, QueueCursor, ask, take_answer, wire_queues
 from holdmq.client.lifecycle import RoutedConsumer
+from holdmq.client.own_words import shorten
 from holdmq.client.registered_filters import RegisteredFilters
 from holdmq.client.replica_choice import ReadSource, ReplicaChoice
 from holdmq.client.replica_links import ReplicaLink
@@ -25,7 +26,6 @@ from holdmq.client.route import Link, RouteTable
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.names.tenants import within
 from holdmq.record.messages import decode_messages
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.rpc.security import Security
@@ -407,7 +407,7 @@ class PullConsumer(RoutedConsumer):
             log.error("a record cannot be decoded", queue=str(part.queue), reason=one.reason)
         if self.tenant:
             for message in messages:
-                message.topic = within(self.tenant, message.topic)
+                shorten(self.tenant, message)
         if self._filter.is_everything:
             return messages
         return [message for message in messages if self._filter.passes(message.tag)]

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
+from holdmq.client.own_words import shorten
 from holdmq.client.pull_consumer import PullConsumer, ReadReplicas
 from holdmq.client.route import RouteTable, TopicRoute
 from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
 from holdmq.message import Message, MessageId, TopicQueue
-from holdmq.names.tenants import tenant_of, within
+from holdmq.names.tenants import tenant_of
 from holdmq.record.codec import decode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
@@ -128,7 +129,7 @@ class Messages(AdminCalls):
         if self.tenant:
             if tenant_of(message.topic) != self.tenant:
                 raise RemoteError(Code.MESSAGE_UNKNOWN, f"{wanted} is not of the tenant {self.tenant!r}")
-            message.topic = within(self.tenant, message.topic)
+            shorten(self.tenant, message)
         return message
 
     async def find(
@@ -463,7 +464,7 @@ def _messages(reply: Reply, broker: str, count: int, tenant: str = "") -> list[M
     while at < len(reply.body):
         record = decode_record(reply.body, at)
         message = record.to_message(broker)
-        message.topic = within(tenant, message.topic)
+        shorten(tenant, message)
         found.append(message)
         at += record.total_size
     if len(found) != count:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
+from holdmq.client.own_words import with_mount
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message
 from holdmq.names.tenants import in_tenant
@@ -96,15 +97,15 @@ class Packing:
 
 def encode(message: Message, queue_id: int, packing: Packing, due: str | None = None) -> bytes:
     """The record of a message whose `unique_id` and `born_ms` are set; `due` as in holdmq.client.delay."""
+    topic = message.topic
+    if packing.tenant:
+        topic, message = in_tenant(packing.tenant, topic), with_mount(packing.tenant, message)
     body, sys_flag = message.body, 0
     if packing.min_bytes and len(body) > packing.min_bytes:
         body, sys_flag = packing.pack(body)
     properties = _plain_properties(message) or message_properties(message)
     if due is not None:
         properties += f"DUE\x01{due}\x02".encode()
-    topic = message.topic
-    if packing.tenant:
-        topic = in_tenant(packing.tenant, topic)
     return encode_record(
         topic.encode(),
         queue_id,

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
+from holdmq.client.begun_topics import BegunTopics
 from holdmq.client.first_groups import FirstGroupClaims
 from holdmq.client.lifecycle import CONCURRENCY, FirstStart, GroupConsumer
 from holdmq.client.names import check_topic
@@ -120,6 +121,7 @@ class SharedConsumer(GroupConsumer):
         ]
         self._named = list(named)
         self._start = start
+        self._begun: dict[str, list[str]] = {}
         self._invisible_ms = round(invisible_s * 1000)
         self._batch_max = batch_max
         self._ready_max = ready_max or (READY_MAX if handler is None else 2 * concurrency * batch_max)
@@ -150,6 +152,8 @@ class SharedConsumer(GroupConsumer):
     async def _before_join(self) -> None:
         # Brokers that are told so let the first group begin where its topics say.
         await FirstGroupClaims(self.routes, self.group).claim(self._named)
+        # A broker that joined, or got a topic, while nobody of the group was there is new to it.
+        self._begun = await BegunTopics(self.routes, self.group).new_at(self._named)
 
     def _join(self) -> None:
         self.routes.on_down.append(self._link_down)
@@ -340,6 +344,7 @@ class SharedConsumer(GroupConsumer):
                 self._invisible_ms,
                 (self._start or LATEST) if self._is_first else EARLIEST,
                 is_own_start=self._start is not None,
+                begun=self._begun.get(broker, []),
             )
             member = SharedMember(broker, request, self._messages_came, self._state_changed, self.tenant)
             self._members[broker] = member

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from holdmq.client.own_words import shorten
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import Message
-from holdmq.names.tenants import within
 from holdmq.record.codec import Record, decode_record
 from holdmq.record.origin import RETRY_PREFIX, value_in
 from holdmq.rpc.connection import Connection, Reply
@@ -373,13 +373,12 @@ def _message(
     tenant: str,
 ) -> SharedMessage:
     message = record.to_message(broker)
-    topic = message.topic
-    if topic.startswith(RETRY_PREFIX):
-        topic = value_in(record.properties, "REAL_TOPIC") or topic
+    if message.topic.startswith(RETRY_PREFIX):
+        message.topic = value_in(record.properties, "REAL_TOPIC") or message.topic
     if tenant:
-        topic = within(tenant, topic)
+        shorten(tenant, message)
     return SharedMessage(
-        topic,
+        message.topic,
         message.body,
         message.tag,
         message.keys,

@@ -17,30 +17,19 @@ from typing import Final
 
 import structlog
 
+from holdmq.client.begun_topics import SETTLE_S, BegunTopics
 from holdmq.client.bounds import starts_of
 from holdmq.client.first_groups import FirstGroupClaims
 from holdmq.client.lifecycle import StartAt
 from holdmq.client.route import RouteTable
-from holdmq.errors import HoldMQError
 from holdmq.message import TopicQueue
 from holdmq.names.topics import is_temporary
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import rows
-from holdmq.wire.offset_headers import (
-    OffsetGetRequest,
-    OffsetGetResponse,
-    OffsetReport,
-    OffsetReportRequest,
-    OffsetRow,
-)
+from holdmq.wire.offset_headers import OffsetReport, OffsetReportRequest
 
 TIMEOUT_S: Final = 5.0
 SAVE_TIMEOUT_S: Final = 15.0
 """A saved offset waits until the log up to it is on disk."""
-ELSEWHERE_TIMEOUT_S: Final = 2.0
-"""How long other brokers are asked whether the group has begun: one that is away says nothing."""
-SETTLE_S: Final = 1.0
-"""When the group has begun elsewhere and not here, another member may be writing it down right now."""
 
 log = structlog.get_logger("holdmq.client")
 
@@ -56,6 +45,7 @@ class StartPositions:
         self._group = group
         self._first = first
         self._firsts = FirstGroupClaims(routes, group)
+        self._begun = BegunTopics(routes, group)
         self._beginning: set[str] = set()
         self._brokers: dict[str, frozenset[str]] = {}
         # One broker after the other: what this member begins at one must not look at another as
@@ -76,12 +66,12 @@ class StartPositions:
             await self._prepare_awaited(broker, [t for t in every if self._brokers.get(t) == frozenset()])
 
     async def _prepare(self, broker: str, wanted: list[str]) -> None:
-        without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
+        without = sorted(set(wanted) - await self._begun.at(broker, wanted, TIMEOUT_S))
         others = [topic for topic in without if topic not in self._beginning]
-        elsewhere = await self._begun_elsewhere(broker, others)
+        elsewhere = await self._begun.elsewhere(broker, others)
         if elsewhere:
             await asyncio.sleep(SETTLE_S)
-            begun = await self._begun(broker, elsewhere, TIMEOUT_S)
+            begun = await self._begun.at(broker, elsewhere, TIMEOUT_S)
             for topic in sorted(elsewhere - begun):
                 log.info("a group finds new queues of a topic; it reads them from their beginning",
                          group=self._group, topic=topic, broker=broker)  # fmt: skip
@@ -104,42 +94,10 @@ class StartPositions:
 
     async def _prepare_awaited(self, broker: str, wanted: list[str]) -> None:
         """Topics that nobody had when their subscription began."""
-        without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
+        without = sorted(set(wanted) - await self._begun.at(broker, wanted, TIMEOUT_S))
         if without:
             await self._firsts.claim(without)
             await self._begin(broker, without, "earliest")
-
-    async def _begun(self, broker: str, topics: Iterable[str], timeout_s: float) -> set[str]:
-        """Topics in which the group has an offset at this broker."""
-        wanted = sorted(topics)
-        if not wanted:
-            return set()
-        request = OffsetGetRequest(self._group, wanted)
-        link = self._routes.link(broker)
-        reply = await link.client.call(RequestCode.OFFSET_GET, request, timeout_s)
-        answer = rows(OffsetRow, reply.header(OffsetGetResponse).offsets)
-        return {row.topic for row in answer if row.offset >= 0}
-
-    async def _begun_elsewhere(self, broker: str, topics: list[str]) -> set[str]:
-        by_broker: dict[str, set[str]] = {}
-        for topic in topics:
-            route = self._routes.get(topic)
-            for queue in () if route is None else route.read_queues:
-                if queue.broker != broker and self._routes.is_available(queue.broker):
-                    by_broker.setdefault(queue.broker, set()).add(topic)
-
-        async def ask(other: str) -> set[str]:
-            try:
-                return await self._begun(other, by_broker[other], ELSEWHERE_TIMEOUT_S)
-            except HoldMQError as error:
-                log.warning("a broker does not say whether a group has begun", broker=other,
-                            group=self._group, reason=str(error))  # fmt: skip
-                return set()
-
-        found: set[str] = set()
-        for part in await asyncio.gather(*(ask(other) for other in by_broker)):
-            found |= part
-        return found
 
     async def _begin(self, broker: str, topics: list[str], start: StartAt) -> None:
         """Write down where the group begins in these topics."""

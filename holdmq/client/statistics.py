@@ -31,6 +31,8 @@ REPLAYED_LATER: Final = (4, 5)
 """Columns of CountsRow's lists with messages and bytes replayed: those of hour and day have no latencies."""
 BACK: Final = (10, 11, 12)
 """Columns with messages requeued, timed out, given back."""
+LISTED_MAX: Final = 10_000
+"""Rows that a broker tells of at most."""
 BACKLOG_TIMEOUT_S: Final = 30.0
 """A broker may have to read the age of thousands of backlogs from disk."""
 
@@ -137,22 +139,24 @@ class StatisticsCalls(ClusterCalls):
 
         `group_topics`: of each topic of the groups, too. `sources`: of the busiest clients and access keys.
         """
+        # A tenant's busiest may be far behind others': brokers do not know that only its own are shown.
+        asked = LISTED_MAX if self.tenant else rows_max
 
         def read(reply: Reply) -> StatisticsView:
             answer = reply.header(StatisticsResponse)
             return StatisticsView(
                 answer.covered_ms,
                 rows(CountsRow, answer.broker)[0],
-                rows(CountsRow, answer.topics),
-                rows(CountsRow, answer.groups),
+                rows(CountsRow, answer.topics)[: None if topics is not None else rows_max],
+                rows(CountsRow, answer.groups)[: None if groups is not None else rows_max],
                 rows(CountsRow, answer.queues),
                 rows(SegmentRow, answer.segments),
                 rows(GroupTopicRow, answer.group_topics),
-                rows(CountsRow, answer.clients),
-                rows(CountsRow, answer.users),
+                rows(CountsRow, answer.clients)[:rows_max],
+                rows(CountsRow, answer.users)[:rows_max],
             )
 
-        request = StatisticsRequest(_listed(topics), _listed(groups), queues, group_topics, sources, rows_max)
+        request = StatisticsRequest(_listed(topics), _listed(groups), queues, group_topics, sources, asked)
         return await self._read_all(RequestCode.STATISTICS, request, read)
 
     async def backlog(
@@ -166,9 +170,13 @@ class StatisticsCalls(ClusterCalls):
 
         def read(reply: Reply) -> BacklogView:
             answer = reply.header(BacklogResponse)
-            return BacklogView(rows(BacklogRow, answer.backlog), answer.now_ms, answer.left_out)
+            found = rows(BacklogRow, answer.backlog)
+            if not self.tenant:
+                return BacklogView(found, answer.now_ms, answer.left_out)
+            # What the broker left out is others', too.
+            return BacklogView(found[:rows_max], answer.now_ms, max(0, len(found) - rows_max))
 
-        request = BacklogRequest(_listed(groups), rows_max)
+        request = BacklogRequest(_listed(groups), LISTED_MAX if self.tenant else rows_max)
         return await self._read_all(RequestCode.BACKLOG, request, read, timeout_s)
 
     async def alarms(self) -> dict[str, AlarmsView | HoldMQError]:

@@ -97,6 +97,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.HEARTBEAT: _ANYONE,
     RequestCode.CONFIG_RELOAD: _ADMIN,
     RequestCode.GATEWAY_RELOAD: _ADMIN,
+    RequestCode.KEY_LIST: _READER,
     RequestCode.PRODUCE: Needs(GATEWAYS, True, Action.PRODUCE, by_item=True),
     # For a group it counts as the group's: a reader pulls for none.
     RequestCode.PULL: Needs(ADMINS, True, Action.CONSUME, groups=("group?",), by_item=True),

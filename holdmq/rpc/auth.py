@@ -138,6 +138,10 @@ class ServerSecurity:
             found["tls_certificate_expiry_seconds"] = self.tls.expires_at
         return found
 
+    def keys(self) -> list[AccessKey]:
+        """Return the access keys that are in force."""
+        return [grants.key for grants in self._grants.values()]
+
     # HELLO
 
     def admit(self, connection: Connection, hello: HelloRequest) -> bytes:

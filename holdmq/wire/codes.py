@@ -15,6 +15,7 @@ class RequestCode(IntEnum):
     HEARTBEAT = 2
     BOUNDS_CHANGED = 3
     CONFIG_RELOAD = 4
+    KEY_LIST = 5
 
     PRODUCE = 10
 

@@ -34,7 +34,8 @@ class SharedOpenRequest(Header):
     member at most, 1 to 65,536. `invisible_ms`: what a delivery has, 100 ms to 12 h. `start`: EARLIEST or
     LATEST, where the group begins in a topic that it never read; queues that a topic gains later are read
     from their beginning, and so is a topic that does not exist yet. `is_own_start`: a member said so;
-    without, a topic may have its first group begin at the beginning.
+    without, a topic may have its first group begin at the beginning. `begun`: topics that it has begun at
+    other brokers, and which are new here: it reads them from their beginning.
     """
 
     group: str
@@ -43,6 +44,7 @@ class SharedOpenRequest(Header):
     invisible_ms: int = 30_000
     start: str = LATEST
     is_own_start: bool = True
+    begun: list[str] = field(default_factory=list)
 
 
 @header

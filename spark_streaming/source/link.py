@@ -39,6 +39,7 @@ from holdmq.wire.headers import (
 )
 from holdmq.wire.query_headers import OffsetAtRequest, OffsetAtResponse, QueueOffset
 from holdmq.wire.replica_reads import ReplicaReads
+from holdmq.wire.tenant_words import TenantWords
 from spark_streaming.source.kept import Kept
 from spark_streaming.source.offsets import SourceBounds
 from spark_streaming.source.replica_pulls import PULL_TIMEOUT_S, PulledColumns, ReplicaPulls, WantedColumns
@@ -78,20 +79,26 @@ class Positions(NamedTuple):
 class ClusterLink:
     """Connections of this process to registries and brokers; used from any thread.
 
-    `cluster`: the brokers are those of this one alone, "" = of all that the registries know.
+    `cluster`: the brokers are those of this one alone, "" = of all that the registries know. `tenant`: topics
+    are those of this one, in its words; "" = all, in whole names.
     """
 
     def __init__(
-        self, registries: Sequence[str], security: Security | None = None, cluster: str = ""
+        self,
+        registries: Sequence[str],
+        security: Security | None = None,
+        cluster: str = "",
+        tenant: str = "",
     ) -> None:
         self._security = security
+        self._words = TenantWords(tenant) if tenant else None
         self._cluster = cluster
         self._registries = list(registries)
         self._registry_clients: dict[str, Client] = {}
         self._brokers: dict[str, Client] = {}
         self._topics: dict[str, list[str]] = {}
         self._leads = Leads()
-        self._replicas = ReplicaLinks(ROLE, f"spark-{os.getpid()}", security=security)
+        self._replicas = ReplicaLinks(ROLE, f"spark-{os.getpid()}", security=security, words=self._words)
         self._pulls = ReplicaPulls(self._replicas, self._ask)
         self._silent_since: dict[str, float] = {}
         """Brokers that did not answer when they were asked last, and the loop's time of the first of it."""
@@ -138,7 +145,14 @@ class ClusterLink:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _client(self, address: str, *, is_broker: bool = False) -> Client:
-        return Client(address, ROLE, f"spark-{os.getpid()}", security=self._security, follows_lead=is_broker)
+        return Client(
+            address,
+            ROLE,
+            f"spark-{os.getpid()}",
+            security=self._security,
+            follows_lead=is_broker,
+            words=self._words,
+        )
 
     def _registry(self, address: str) -> Client:
         client = self._registry_clients.get(address)
@@ -378,7 +392,7 @@ def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoR
     raise structlog.DropEvent
 
 
-def _connect(key: tuple[tuple[str, ...], Security | None, str]) -> ClusterLink:
+def _connect(key: tuple[tuple[str, ...], Security | None, str, str]) -> ClusterLink:
     if not structlog.is_configured():
         structlog.configure(processors=[_set_up_logging])
     return ClusterLink(*key)
@@ -387,9 +401,11 @@ def _connect(key: tuple[tuple[str, ...], Security | None, str]) -> ClusterLink:
 _links: Final = Kept(_connect)
 
 
-def link_to(registries: Sequence[str], security: Security | None = None, cluster: str = "") -> ClusterLink:
+def link_to(
+    registries: Sequence[str], security: Security | None = None, cluster: str = "", tenant: str = ""
+) -> ClusterLink:
     """Return this process's Link to a cluster, made on first use and kept; never pickled, never forked."""
-    return _links.get((tuple(registries), security, cluster))
+    return _links.get((tuple(registries), security, cluster, tenant))
 
 
 def close_links() -> None:

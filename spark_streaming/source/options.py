@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from holdmq.errors import ConfigError, UsageError
 from holdmq.names.clusters import cluster_fault
+from holdmq.names.tenants import tenant_fault
 from holdmq.names.topics import topic_fault
 from holdmq.rpc.security import Security
 from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
@@ -51,6 +52,7 @@ class Options(NamedTuple):
     security: Security | None
     read_replicas: ReplicaReads = ReplicaReads.ALLOW
     cluster: str = ""
+    tenant: str = ""
 
     def is_wanted(self, topic: str) -> bool:
         """Return whether `topic` is read: it matches a name or pattern and is no system topic."""
@@ -67,6 +69,7 @@ class WriteOptions(NamedTuple):
     send_timeout_s: float
     security: Security | None
     cluster: str = ""
+    tenant: str = ""
 
 
 class _Option(NamedTuple):
@@ -97,6 +100,14 @@ def _cluster(value: str) -> str:
     if fault is not None:
         raise ValueError(f"is no cluster: {fault}")
     return cluster
+
+
+def _tenant(value: str) -> str:
+    tenant = value.strip()
+    fault = tenant_fault(tenant) if tenant else None
+    if fault is not None:
+        raise ValueError(f"is no tenant: {fault}")
+    return tenant
 
 
 def _topics(value: str) -> tuple[str, ...]:
@@ -193,6 +204,7 @@ _READ: Final[dict[str, _Option]] = {
     "cluster": _Option(
         "", _cluster, "only brokers of this cluster, where registries know several; empty = those of all"
     ),
+    "tenant": _Option("", _tenant, "the tenant in whose words topics are named; without it in whole names"),
     "topics": _Option("*", _topics, "topics, names or patterns (* ? [a-z]), separated by commas"),
     "tags": _Option("*", _tags, "exact tags, separated by commas; * = every message"),
     "starting_offsets": _Option(
@@ -239,6 +251,7 @@ OPTIONS: Final = {**_READ, **SECURITY}
 WRITE_OPTIONS: Final[dict[str, _Option]] = {
     "registry": OPTIONS["registry"],
     "cluster": OPTIONS["cluster"],
+    "tenant": OPTIONS["tenant"],
     "topic": _Option("", _topic, "the topic of rows without one of their own"),
     "send_timeout_ms": _Option(
         str(SEND_TIMEOUT_DEFAULT_MS), _count, "how long a message may take, all retries included"
@@ -277,6 +290,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         security=_security(values),
         read_replicas=values["read_replicas"],
         cluster=values["cluster"],
+        tenant=values["tenant"],
     )
 
 
@@ -289,6 +303,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         send_timeout_s=values["send_timeout_ms"] / 1000,
         security=_security(values),
         cluster=values["cluster"],
+        tenant=values["tenant"],
     )
 
 

@@ -127,7 +127,7 @@ def _read(
     options: Options, wanted: Sequence[OffsetRange], tags: frozenset[str] | None
 ) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(options.columns)
-    link = link_to(options.registries, options.security, options.cluster)
+    link = link_to(options.registries, options.security, options.cluster, options.tenant)
     answers = RangeReader(
         ColumnPuller(
             link,
@@ -144,12 +144,12 @@ def _read(
 
 
 def _whole_snapshot(options: Options, why: str) -> Snapshot:
-    link = link_to(options.registries, options.security, options.cluster)
+    link = link_to(options.registries, options.security, options.cluster, options.tenant)
     return _of_all(link, lambda: link.snapshot(options.is_wanted), why)
 
 
 def _offsets_at(options: Options, store_ms: int, why: str) -> dict[TopicQueue, int]:
-    link = link_to(options.registries, options.security, options.cluster)
+    link = link_to(options.registries, options.security, options.cluster, options.tenant)
     return _of_all(link, lambda: link.offsets_at(options.is_wanted, store_ms), why).offsets
 
 
@@ -320,7 +320,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self) -> tuple[Snapshot | None, str]:
         try:
             options = self._options
-            link = link_to(options.registries, options.security, options.cluster)
+            link = link_to(options.registries, options.security, options.cluster, options.tenant)
             held = link.snapshot(options.is_wanted)
         except TransportError as error:
             self._note_silent(("every registry",), str(error))

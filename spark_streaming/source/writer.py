@@ -52,7 +52,9 @@ class _Producing:
         """Store every row; returns when the log has them. Raises BatchError, UsageError, TransportError."""
         options = self._options
         producer = _producers.get(
-            _Cluster(options.registries, options.send_timeout_s, options.security, options.cluster)
+            _Cluster(
+                options.registries, options.send_timeout_s, options.security, options.cluster, options.tenant
+            )
         )
         messages = 0
         for batch in iterator:
@@ -139,6 +141,7 @@ class _Cluster(NamedTuple):
     send_timeout_s: float
     security: Security | None
     name: str
+    tenant: str
 
 
 def _connect(cluster: _Cluster) -> SyncProducer:
@@ -147,6 +150,7 @@ def _connect(cluster: _Cluster) -> SyncProducer:
         send_timeout_s=cluster.send_timeout_s,
         security=cluster.security,
         cluster=cluster.name,
+        tenant=cluster.tenant,
     )
 
 

@@ -27,6 +27,7 @@ PAGES = {
     "meter-001 ": "/clients/meter-001",
     "Bans": "/bans",
     "Quotas": "/quotas",
+    "Tenants": "/tenants",
     "Sessions": "/sessions",
     "meter-001": "/sessions/meter-001",
     "Connections": "/connections",
@@ -373,6 +374,33 @@ async def test_quotas_are_set_and_removed_and_who_lacks_one_is_named(
     await page.goto(script.url + "/quotas")
     await expect(page.get_by_role("table", name="Quotas")).to_contain_text("orders")
     await expect(page.get_by_role("button", name="Set a quota")).to_have_count(0)
+    assert faults == []
+    await page.close()
+
+
+async def test_a_tenant_is_shown_and_removed_once_its_name_is_typed(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/tenants")
+    tenants = page.get_by_role("table", name="Tenants")
+    await expect(tenants.locator("tbody tr")).to_have_count(2)
+    await expect(tenants).to_contain_text("Topics: 3 of 50")
+    await button(page, "Show what acme has").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Topics: meters, orders")
+    await button(dialog, "Close").click()
+    await button(page, "Remove acme").click()
+    await expect(dialog).to_contain_text("3 topics with 1,200 messages")
+    await expect(button(dialog, "Remove the tenant")).to_be_disabled()
+    await dialog.get_by_label("Type acme to confirm").fill("acme")
+    await button(dialog, "Remove the tenant").click()
+    await expect(dialog).to_be_hidden()
+    await expect(page.get_by_text("access keys name acme still: shop")).to_be_visible()
+    assert [(method, path) for method, path, _ in script.said] == [("DELETE", "tenants/acme")]
+    script.be("operator")
+    await page.goto(script.url + "/tenants")
+    await expect(tenants).to_contain_text("acme")
+    await expect(page.get_by_role("button", name="Remove acme")).to_have_count(0)
     assert faults == []
     await page.close()
 

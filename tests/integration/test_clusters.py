@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from command_line import flags_of, run_here
+from command_line import command, flags_of, run_here
 from guides import examples_of, run_console
 from mqtt_client import MqttClient
 from playwright.async_api import expect
 from processes import Stack, end_all, free_port, wait_until
 from pyspark.sql.types import BinaryType, StructType
+from tps_rows import read_tps
 from web_pages import faults_of, launched
 
 from holdmq.client import Admin, Consumer, Message, OrderedTopics, Producer, RouteTable, Table
@@ -27,6 +30,7 @@ from holdmq.wire.session_headers import SESSION_TOPIC
 from spark_streaming.source import HoldMQDataSource
 from spark_streaming.source.link import close_links, link_to
 from spark_streaming.source.writer import close_producers
+from spark_streaming.tables import table_path
 
 PLANT = {"broker-0", "broker-2"}
 OFFICE = {"broker-1"}
@@ -290,6 +294,8 @@ def test_the_console_shows_and_changes_the_cluster_that_is_named(
         )
         assert sent.status_code == 201, sent.text
         assert device.message().payload == b"21.5"
+        first = (clusters.plant.directory / "console" / "audit.jsonl").read_text().splitlines()[0]
+        assert f'"topic": "{topic}", "cluster": "office"' in json.loads(first)["what"]
         unknown = api.get("brokers", params={"cluster": "none"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "CLUSTER_UNKNOWN")
         assert api.get("accounts", params={"cluster": "office"}).status_code == 404, "of no cluster"
@@ -313,6 +319,23 @@ async def test_the_pages_are_about_the_cluster_that_is_chosen(clusters: Clusters
         await expect(page.locator("main")).not_to_contain_text("broker-0")
         assert faults == []
         await page.close()
+
+
+@pytest.mark.timeout(600)
+async def test_the_statistics_job_counts_one_cluster(clusters: Clusters, topic: str, tmp_path: Path) -> None:
+    for cluster in CLUSTERS:
+        async with Producer(clusters.registries, cluster=cluster) as producer:
+            await producer.send_batch([Message(topic, cluster.encode())] * MESSAGES)
+    settings = ("client.cluster=office", f"stats.data_dir={tmp_path}", "stats.devices=false")
+    flags = [part for setting in settings for part in ("--set", setting)]
+    done = await asyncio.to_thread(
+        subprocess.run, command(clusters.plant, "stats", "--once", *flags), capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = read_tps(table_path(tmp_path, "tps_1s"), dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    counted = [row for row in rows if row.topic == topic]
+    assert sum(row.messages for row in counted) == MESSAGES
+    assert sum(row.bytes for row in counted) == MESSAGES * len("office")
 
 
 async def test_the_tables_of_a_gateway_are_at_its_cluster(clusters: Clusters) -> None:

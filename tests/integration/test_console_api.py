@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from console.identity.accounts import AccountFile
-from holdmq.client import Consumer, DeadLetters, Message, Producer
+from holdmq.client import Consumer, DeadLetters, Message, Producer, SyncAdmin, SyncProducer
 from holdmq.client.groups import GroupAdmin
 
 PASSWORD = "correct horse battery"
@@ -184,6 +184,30 @@ def test_services_reload_and_the_busiest_are_told(stack: Stack, console: httpx.C
     assert (busy["messages_in"], busy["connections"], busy["error"]) == (50, 1, 0)
     assert done(console.get("clients-busiest"))["busiest"][0]["name"] == ""
     client.disconnect()
+
+
+def test_tenants_are_listed_shown_and_removed(stack: Stack, console: httpx.Client) -> None:
+    for tenant in ("tenantA", "tenantB"):
+        with SyncAdmin([stack.registry], tenant=tenant) as admin:
+            admin.create_topic("orders")
+    with SyncProducer([stack.registry], tenant="tenantA") as producer:
+        producer.send(Message("orders", b"x"))
+    done(console.put("quotas/tenant/tenantA", json={"topics": 3}))
+    listed = done(console.get("tenants", params={"q": "tenant", "sort": "-messages", "limit": 1}))
+    (first,) = listed["tenants"]
+    assert (first["tenant"], first["topics"], first["messages"]) == ("tenantA", 1, 1)
+    assert (listed["total"], listed["next"]) == (2, "1")
+    assert first["quota"]["topics"] == 3
+    assert first["quota"]["used"]["topics"] == 1
+    shown = done(console.get("tenants/tenantB"))
+    assert (shown["topics"], shown["quota"], shown["access_keys"]) == (["orders"], None, [])
+    assert console.get("tenants/nobody").status_code == 404
+    assert console.get("tenants/no%25body").status_code == 400
+    assert console.get("tenants", params={"sort": "colour"}).status_code == 400
+    gone = done(console.delete("tenants/tenantA"))
+    assert (gone["topics"], gone["had_quota"], gone["left"]) == (["orders"], True, [])
+    assert console.delete("tenants/tenantA").status_code == 404
+    assert done(console.get("tenants/tenantB"))["topics"] == ["orders"]
 
 
 def test_quotas_are_set_shown_and_removed(stack: Stack, console: httpx.Client) -> None:

@@ -18,7 +18,7 @@ from mqtt_client import MqttClient
 from processes import Stack, end_all, wait_until
 from two_brokers import Cluster, two_brokers
 
-from holdmq.client import Admin, Consumer, Message, Producer
+from holdmq.client import Admin, Consumer, Message, Producer, SharedConsumer
 from holdmq.client.groups import GroupAdmin
 from holdmq.errors import RemoteError
 from holdmq.mqtt import PubAck, Publish
@@ -302,3 +302,48 @@ def test_a_peer_that_is_away_is_asked_when_it_is_back(cluster: Cluster, third: S
     wait_until(lambda: set(at_brokers(cli, "orders")) == {"broker-1", "broker-2"}, "taken over")
     cluster.first.start("broker")
     wait_until(lambda: set(at_brokers(cli, "orders")) == ALL, "everywhere")
+
+
+@pytest.mark.parametrize("mode", ["clustering", "shared"])
+async def test_a_group_that_is_away_while_a_broker_joins_gets_what_that_one_has(
+    cluster: Cluster, third: Stack, mode: str
+) -> None:
+    got: set[str] = set()
+    async with Admin(cluster.registries) as admin:
+        await admin.create_topic("orders", 2)
+
+        def handle(message: Message) -> None:
+            got.add(message.body.decode())
+
+        def member() -> Consumer | SharedConsumer:
+            if mode == "shared":
+                return SharedConsumer(cluster.registries, "billing", ["orders"], handle)
+            return Consumer(cluster.registries, "billing", handle, ["orders"])
+
+        async def send(first: int, at: set[str]) -> set[str]:
+            """Send until all these brokers have some."""
+            sent: set[str] = set()
+            used: set[str] = set()
+            async with Producer(cluster.registries) as producer:
+                while not used >= at or len(sent) < 40:
+                    body = f"{first}-{len(sent)}"
+                    result = await producer.send(Message("orders", body.encode(), keys=(body,)))
+                    sent.add(body)
+                    used.add(result.queue.broker)
+            return sent
+
+        async def until_got(wanted: set[str]) -> None:
+            async with asyncio.timeout(40):
+                while not got >= wanted:
+                    await asyncio.sleep(0.02)
+
+        async with member():
+            sent = await send(1, BOTH)
+            await until_got(sent)
+        await asyncio.to_thread(third.start, "broker")
+        async with asyncio.timeout(40):
+            while set((await admin.topics(names=["orders"]))[0].rows) != ALL:
+                await asyncio.sleep(0.05)
+        sent |= await send(2, ALL)
+        async with member():
+            await until_got(sent)

@@ -33,6 +33,7 @@ from holdmq.client import (
     SyncPullConsumer,
     Table,
 )
+from holdmq.client.tenants import TenantAdmin
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 
 TENANTS = ("acme", "beta")
@@ -224,6 +225,39 @@ def test_retries_and_dead_letters_are_in_the_tenants_words(stack: Stack) -> None
     asyncio.run(go())
 
 
+def test_a_shared_group_gets_what_failed_again_and_its_dead_letter_in_own_words(stack: Stack) -> None:
+    registries = [stack.registry]
+
+    async def go() -> None:
+        for tenant in TENANTS:
+            async with GroupAdmin(registries, **above(tenant)) as groups:
+                await groups.update("pickers", retry_max_times=1)
+        own = settings(stack, "beta")
+        async with Producer(registries, **own) as producer:
+            await producer.send(Message("picked", b"bad"))
+        tried: list[tuple[str, int]] = []
+        async with SharedConsumer(registries, "pickers", ["picked"], start="earliest", **own) as shared:
+            while len(tried) < 2:
+                for message in await shared.pull():
+                    tried.append((message.topic, message.reconsume_times))
+                    await shared.nack(message)
+            async with DeadLetters(registries, **own) as letters, asyncio.timeout(60):
+                while not (found := [letter async for letter in letters.read("pickers")]):
+                    await asyncio.sleep(0.1)
+        assert tried == [("picked", 0), ("picked", 1)]
+        assert [(letter.message.topic, letter.message.body) for letter in found] == [("picked", b"bad")]
+        async with Admin(registries, **above("beta")) as admin:
+            (view,) = (await admin.shared_groups("pickers")).values()
+            assert not isinstance(view, HoldMQError)
+            assert {row.topic for row in view.queues} <= {"picked", "%RETRY%pickers"}
+        async with Admin(registries, **above("acme")) as admin:
+            (view,) = (await admin.shared_groups()).values()
+            assert not isinstance(view, HoldMQError)
+            assert "picked" not in {row.topic for row in view.queues}
+
+    asyncio.run(go())
+
+
 def test_admin_calls_are_in_own_words_and_show_nothing_of_others(stack: Stack) -> None:
     registries = [stack.registry]
 
@@ -246,9 +280,18 @@ def test_admin_calls_are_in_own_words_and_show_nothing_of_others(stack: Stack) -
             (statistics,) = (await admin.statistics(["admin"], [])).values()
             assert not isinstance(statistics, HoldMQError)
             assert {row.name for row in statistics.topics} == {"admin"}
-            (busiest,) = (await admin.statistics()).values()
-            assert not isinstance(busiest, HoldMQError)
-            kept = {row.name.removeprefix("%RETRY%").removeprefix("%DLQ%") for row in busiest.topics}
+            # Others are busier: the broker's twenty busiest would be theirs.
+            async with Producer(registries, **above()) as producer:
+                for other in range(20):
+                    await producer.send_batch([Message(f"busy-{other}", b"x") for _ in range(20)])
+            counted: set[str] = set()
+            async with asyncio.timeout(60):
+                while "admin" not in counted:
+                    (busiest,) = (await admin.statistics(rows_max=20)).values()
+                    assert not isinstance(busiest, HoldMQError)
+                    counted = {row.name for row in busiest.topics}
+                    await asyncio.sleep(0.2)
+            kept = {name.removeprefix("%RETRY%").removeprefix("%DLQ%") for name in counted}
             assert not any("%" in name for name in kept), kept
             await admin.pause_topic("admin")
             await admin.pause_topic("admin", False)
@@ -387,6 +430,71 @@ def test_commands_are_in_a_tenants_words(stack: Stack) -> None:
     refused = holdmq(stack, "topic", "list", "--tenant", "beta", key="acme")
     assert refused.returncode == 1
     assert "is of the tenant 'acme', the client's `tenant` is 'beta'" in refused.stderr
+
+
+def test_tenants_are_listed_shown_and_removed_by_name(stack: Stack) -> None:
+    with SyncAdmin([stack.registry], **above("gone")) as admin:
+        admin.create_topic("orders")
+        admin.create_topic("meters")
+    with SyncProducer([stack.registry], **above("gone")) as producer:
+        producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
+    assert holdmq(stack, "group", "create", "readers", "--tenant", "gone").returncode == 0
+    assert holdmq(stack, "quota", "set", "tenant:gone", "--topics", "7").returncode == 0
+    assert holdmq(stack, "quota", "set", "tenant:promised", "--topics", "7").returncode == 0
+
+    found = {row["tenant"]: row for row in answer(holdmq(stack, "tenant", "list", "--json"))}
+    assert {"acme", "beta", "gone", "promised"} <= found.keys()
+    assert found["acme"]["keys"] == ["acme"]
+    assert (found["promised"]["topics"], found["promised"]["messages"]) == ([], 0)
+    shown = answer(holdmq(stack, "tenant", "show", "gone", "--json"))
+    assert shown["topics"] == ["meters", "orders"]
+    assert (shown["groups"], shown["messages"], shown["keys"]) == (["readers"], 2, [])
+    assert shown["quota"]["limits"] == {"topics": 7}
+    assert shown["quota"]["used"]["topics"] == 2
+
+    users = stack.directory / "users.tenants"
+    users.write_text("# whose\nada:gone\nmeter-*:gone\nbob:of-users\n", encoding="utf-8")
+    with_users = f"--set=access.tenants_file={users}"
+    found = {row["tenant"]: row for row in answer(holdmq(stack, "tenant", "list", "--json", with_users))}
+    assert found["gone"]["users"] == ["ada", "meter-*"]
+    assert found["of-users"]["topics"] == []
+    before = holdmq(stack, "tenant", "remove", "gone", with_users)
+    assert "users: ada, meter-*" in before.stdout
+
+    before = holdmq(stack, "tenant", "remove", "gone")
+    assert before.returncode == 0
+    assert "topics: meters, orders" in before.stdout
+    assert answer(holdmq(stack, "tenant", "show", "gone", "--json")) == shown
+    removed = answer(holdmq(stack, "tenant", "remove", "gone", "--yes", "--json"))
+    assert removed["topics"] == ["meters", "orders"]
+    assert (removed["groups"], removed["had_quota"], removed["failures"]) == (["readers"], True, [])
+    absent = holdmq(stack, "tenant", "show", "gone")
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert "nothing names a tenant gone" in absent.stderr
+    assert "beta" in {row["tenant"] for row in answer(holdmq(stack, "tenant", "list", "--json"))}
+    denied = holdmq(stack, "tenant", "list", key="acme")
+    assert "NOT_PERMITTED" in denied.stderr
+
+
+def test_a_tenant_whose_application_runs_is_not_removed(stack: Stack) -> None:
+    async def go() -> None:
+        async def take(_message: Message) -> None:
+            return None
+
+        async with Producer([stack.registry], **settings(stack, "beta")) as producer:
+            await producer.send(Message("kept", b"x"))
+        async with (
+            Consumer([stack.registry], "running", take, ["kept"], **settings(stack, "beta")),
+            TenantAdmin([stack.registry], **above()) as tenants,
+        ):
+            with pytest.raises(RemoteError) as refused:
+                await tenants.remove("beta")
+            assert refused.value.code == Code.GROUP_IN_USE
+            view = await tenants.show("beta")
+            assert view is not None
+            assert "kept" in view.topics
+
+    asyncio.run(go())
 
 
 def test_what_shares_routes_has_their_tenant(stack: Stack) -> None:

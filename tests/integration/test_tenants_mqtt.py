@@ -13,7 +13,7 @@ from packet_stream import PacketStream
 from processes import Stack, end_all, wait_until
 from security import ADMIN_SECRET, KEYS, SERVICE_SECRET, write_keys
 
-from holdmq.client import Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
+from holdmq.client import Admin, Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
 from holdmq.client.bans import BanAdmin
 from holdmq.client.connected import ClientAdmin
 from holdmq.client.quotas import QuotaAdmin
@@ -47,7 +47,7 @@ consume = ["*"]
 groups = ["*"]
 tenant = "acme"
 """
-TENANTS = "ada:acme\nacme-*:acme\nbea:beta\n"
+TENANTS = "ada:acme\nacme-*:acme\nbea:beta\ngus:gamma\n"
 ACL = "pattern readwrite #\npattern readwrite $SYS/#\n"
 USERS = {"acme": "ada", "beta": "bea", "nobody": "nora"}
 VERSIONS = pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5], ids=["3.1.1", "5"])
@@ -59,7 +59,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("tenants")
     (directory / "service.secret").write_text(SERVICE_SECRET, encoding="utf-8")
     (directory / "service.secret").chmod(0o600)
-    users = dict.fromkeys((*USERS.values(), "acme-2", "eve"), "x")
+    users = dict.fromkeys((*USERS.values(), "acme-2", "eve", "gus"), "x")
     stack = Stack(
         directory,
         {
@@ -368,6 +368,29 @@ def test_applications_and_devices_of_a_tenant_meet(stack: Stack) -> None:
         assert client.is_silent(0.3), client.received
 
 
+def test_an_application_in_the_tenants_words_and_a_device_say_the_same(stack: Stack) -> None:
+    registries, own = [stack.registry], {"security": Security("acme", ACME), "tenant": "acme"}
+    device = connect(stack, "acme", "meter-1")
+    device.subscribe("yard/#")
+    with SyncProducer(registries, **own) as producer:
+        producer.send(Message("yard", b"open", "gate", client_id="desk"))
+    message = device.message()
+    assert (message.topic, message.payload) == ("yard/gate", b"open")
+    device.send(Publish("yard/gate", b"is open", 1, packet_id=1))
+    assert device.wait_for(PubAck).reason_code < 0x80
+    found: list[Message] = []
+    with SyncPullConsumer(registries, **own) as consumer:
+        consumer.assign(["yard"], "earliest")
+        wait_until(lambda: bool(found.extend(consumer.poll(hold_ms=500))) or len(found) > 1, "both")
+    said = {(m.topic, m.tag, m.client_id, m.body) for m in found}
+    assert said == {("yard", "gate", "desk", b"open"), ("yard", "gate", "meter-1", b"is open")}
+    with SyncPullConsumer(registries, security=ADMIN) as consumer:
+        consumer.assign(["acme%yard"], "earliest")
+        found.clear()
+        wait_until(lambda: bool(found.extend(consumer.poll(hold_ms=500))) or len(found) > 1, "both")
+    assert {m.client_id for m in found} == {"$%acme/desk", "$%acme/meter-1"}
+
+
 def test_topics_are_made_by_use_and_a_delay_stays_within_the_tenant(stack: Stack) -> None:
     readers = three(stack, "delayed-r")
     for reader in readers:
@@ -504,3 +527,27 @@ async def test_quotas_of_a_tenant_hold_for_its_clients(stack: Stack) -> None:
         connect(stack, "nobody", "q-rate").publish("rate/1", *[b"x"] * 50)
         assert stack.metric("gateway", "holdmq_gateway_quota_paused_total") == held
         await admin.remove(TENANT, "acme")
+
+
+async def test_a_device_makes_no_topic_beyond_its_tenants_quota(stack: Stack) -> None:
+    registries = [stack.registry]
+    async with QuotaAdmin(registries, security=ADMIN) as admin, Admin(registries, security=ADMIN) as topics:
+        await admin.set(QuotaRow(TENANT, "gamma", topics=1))
+        gus = connect(stack, "nobody", "g", username="gus")
+
+        def publish(topic: str) -> int:
+            gus.send(Publish(topic, b"x", 1, packet_id=1))
+            return gus.wait_for(PubAck).reason_code
+
+        assert publish("first/1") == 0
+        assert publish("second/1") == ReasonCode.QUOTA_EXCEEDED
+        assert publish("first/2") == 0
+        await admin.remove(TENANT, "gamma")
+        await topics.create_topic("beta%mqtt-other")
+        await admin.set(QuotaRow(TENANT, "beta", topics=1))
+        reader = connect(stack, "beta", "g-reader")
+        reader.subscribe("beyond/#")
+        connect(stack, "beta", "g").publish("beyond/1", b"in another place")
+        assert told(reader.take(1)) == [("beyond/1", b"in another place")]
+        await admin.remove(TENANT, "beta")
+        assert "beta%beyond" not in {topic.topic for topic in await topics.topics()}

@@ -21,6 +21,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     BrokerRegisterRequest,
     BrokerUnregisterRequest,
+    ClusterGetRequest,
     ClusterGetResponse,
     Empty,
     OrderGetRequest,
@@ -446,3 +447,45 @@ async def test_a_bad_order_is_refused(kept: Any) -> None:
     with pytest.raises(RemoteError, match="letters"):
         await client.call(RequestCode.ORDER_SET, OrderSetRequest("a.b", {"b0": 4}))
     assert await order_of(client) == {}
+
+
+async def test_what_is_held_and_asked_for_a_cluster_is_answered_with_its_brokers_alone(
+    connect: MakeClient, registry: RegistryServer
+) -> None:
+    here, there, client = connect(), connect(), connect()
+    await here.call(RequestCode.BROKER_REGISTER, registration("a", cluster="plant"))
+    await there.call(RequestCode.BROKER_REGISTER, registration("b", ("t", "u"), cluster="office"))
+    asked = RouteGetRequest(cluster="plant")
+    known = (await client.call(RequestCode.ROUTE_GET, asked)).header(RouteGetResponse)
+    assert [row[:2] for row in known.routes] == [["t", "a"]]
+    holding = asyncio.ensure_future(
+        client.call(RequestCode.ROUTE_GET, RouteGetRequest(None, known.version, 60_000, "", "plant"), 90.0)
+    )
+    await until(lambda: len(registry.holds) == 1)
+    await here.call(RequestCode.BROKER_REGISTER, registration("a", ("t", "v"), cluster="plant"))
+    answer = (await holding).header(RouteGetResponse)
+    assert [row[:2] for row in answer.routes] == [["t", "a"], ["v", "a"]]
+    assert [row[:2] for row in answer.brokers] == [["plant", "a"]]
+    for cluster, brokers, topics in (
+        ("plant", ["a"], ["t", "v"]),
+        ("office", ["b"], ["t", "u"]),
+        ("x", [], []),
+    ):
+        reply = await client.call(RequestCode.CLUSTER_GET, ClusterGetRequest(cluster))
+        view = reply.header(ClusterGetResponse)
+        assert ([row[1] for row in view.brokers], list(view.silent_ms)) == (brokers, brokers)
+        assert view.topics == topics
+
+
+async def test_the_cluster_of_an_absent_broker_survives_a_restart(kept: Any) -> None:
+    _, client = await kept()
+    row = TopicRow("t", 4, 4, 6, "log", 1, True)
+    for name, cluster in (("a", "plant"), ("b", "office")):
+        await client.call(
+            RequestCode.BROKER_REGISTER, BrokerRegisterRequest(cluster, name, 0, "127.0.0.1:1", 1, [row])
+        )
+    await client.call(RequestCode.ORDER_SET, OrderSetRequest("s", {"c": 2}, "office"))
+    _, client = await kept()
+    for cluster, found in (("plant", ["a"]), ("office", ["c", "b"]), ("", ["c", "a", "b"])):
+        reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest(cluster=cluster))
+        assert [row[1] for row in reply.header(RouteGetResponse).routes] == found

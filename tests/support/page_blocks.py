@@ -157,7 +157,14 @@ BLOCKS: Final[dict[str, list[tuple[str, str]]]] = {
         *[("python", _SPARK)] * 7,
     ],
     "docs/tables.md": [*[("python", _GUIDES)] * 4, ("console", _GUIDES)],
-    "docs/tenants.md": [("python", _GUIDES), ("console", _GUIDES), ("bash", COMMANDS), ("py", CALL)],
+    "docs/tenants.md": [
+        ("python", _GUIDES),
+        ("console", _GUIDES),
+        ("bash", COMMANDS),
+        ("py", CALL),
+        ("toml", CONFIGURATION),
+        ("console", _GUIDES),
+    ],
     "docs/topics.md": [
         *[("sh", "integration/test_guides_of_devices.py::test_the_commands_of_topics_md_run")] * 3,
         ("python", "integration/test_topics.py::test_the_guide_s_example_runs"),

@@ -218,5 +218,6 @@ GATEWAYS: Final[dict[str, list[tuple[str, str]]]] = {
     "tenants": [
         ("has 1 to", "not empty: tests/holdmq/names/test_tenants.py"),
         ("to {} letters", "holdmq.names.tenants:TENANT_BYTES_MAX"),
+        ("with exit code {};", "holdmq.service.process:EXIT_FAILED"),
     ],
 }

@@ -137,6 +137,25 @@ def quota_row(kind: str, name: str, limit: int) -> dict[str, Any]:
     }
 
 
+def tenant_row(name: str) -> dict[str, Any]:
+    quota = quota_row("tenant", name, 50)
+    limits = {limit: quota[limit] for limit in ("publish_rate", "topics", "sessions", "connections")}
+    return {
+        "tenant": name,
+        "topics": 3,
+        "groups": 2,
+        "messages": 1_200,
+        "access_keys": ["shop"],
+        "quota": {
+            **limits,
+            "publish_bytes_rate": 0,
+            "kept_bytes": 0,
+            "is_own": True,
+            "used": {**quota["used"], "topics": 3},
+        },
+    }
+
+
 def ban_row(kind: str, value: str) -> dict[str, Any]:
     return {
         "kind": kind,
@@ -372,6 +391,12 @@ ORDERS: Final[dict[str, dict[str, Any]]] = {
     "bans/address/10.0.0.0/8": {"kind": "address", "value": "10.0.0.0/8"},
     "quotas/user/depot/7": {"kind": "user", "name": "depot/7"},
     "quotas/key/orders": {"kind": "key", "name": "orders"},
+    "tenants/acme": {
+        "tenant": "acme",
+        "left": [],
+        "access_keys": ["shop"],
+        "notice": "access keys name acme still: shop",
+    },
     "clients/kick": {"clients": 6, "dry_run": True},
     "accounts": {"account": {"name": "grace"}, "password": "shown-once"},
     "tokens": {"record": {"name": "ci"}, "token": "shown-once"},
@@ -410,6 +435,12 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
             quota_row("user", "eve", 0),
             quota_row("key", "orders", 50),
         ]
+    },
+    "tenants": {"tenants": [tenant_row("acme"), tenant_row("t" * 32)], "total": 2, "next": None},
+    "tenants/acme": {
+        **tenant_row("acme"),
+        "topics": ["meters", "orders"],
+        "groups": ["readers"],
     },
     "bans": {
         "bans": [ban_row(kind, value) for kind, value in BANNED],

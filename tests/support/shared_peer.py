@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -63,9 +63,10 @@ class SharedPeer:
         invisible_ms: int = 30_000,
         start: str = "earliest",
         tags: str = "*",
+        begun: Sequence[str] = (),
     ) -> SharedPeer:
         subscriptions = [GroupSubscription(topic, tags) for topic in topics]
-        request = SharedOpenRequest(group, subscriptions, ready_max, invisible_ms, start)
+        request = SharedOpenRequest(group, subscriptions, ready_max, invisible_ms, start, begun=list(begun))
         answer = (await self.client.call(RequestCode.SHARED_OPEN, request)).header(SharedOpenResponse)
         self.member_id = answer.member_id
         self.started = rows(SharedStart, answer.started)

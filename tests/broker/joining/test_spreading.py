@@ -86,6 +86,19 @@ async def test_who_lacks_a_topic_gets_it_and_what_is_here_stays(begin: Begin) ->
     assert set(topics(again)) == {"both", "one", "fixed"}
 
 
+async def test_what_belongs_to_a_tenant_is_taken_whatever_its_quota(begin: Begin) -> None:
+    first, second = await begin("a"), await begin("b")
+    for number in range(3):
+        await first.create(f"acme%t{number}", 1)
+    await ask(first, RequestCode.GROUP_UPDATE, GroupUpdateRequest("acme%g", retry_max_times=5))
+    row = list(QuotaRow("tenant", "acme", topics=2))
+    await ask(first, RequestCode.QUOTA_SET, QuotaSetRequest(row))
+    await turn(second, first)
+    assert set(topics(second)) == {f"acme%t{number}" for number in range(3)}
+    assert set(second.server.groups.settings.table.groups) == {"acme%g"}
+    assert set(second.server.quotas.table.rows) == {"tenant:acme"}
+
+
 async def test_as_many_as_there_may_be_are_taken_and_more_when_there_is_room(begin: Begin) -> None:
     first, second = await begin("a"), await begin("b", topics_max=3)
     for number in range(5):

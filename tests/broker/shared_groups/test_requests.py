@@ -215,6 +215,18 @@ async def test_a_group_begins_at_the_end_unless_told_and_never_jumps_later(start
     assert bodies(await member.pull() + await member.pull()) == [b"after", b"later"]
 
 
+async def test_what_a_group_has_begun_elsewhere_it_reads_from_its_beginning(
+    broker: Stack, join: Join
+) -> None:
+    for topic in ("begun", "new"):
+        await broker.create(topic, 1)
+        await broker.produce(topic, 0, (topic.encode(), None))
+    member = await join(broker, "begun", "new", start="latest", begun=["begun"])
+    assert bodies(await member.pull()) == [b"begun"]
+    again = await join(broker, "begun", "new", start="latest", begun=["begun", "new"])
+    assert again.started == [], "where it stands is known by now"
+
+
 async def test_queues_that_appear_are_read_from_their_beginning(broker: Stack, join: Join) -> None:
     await broker.create("t", 1)
     member = await join(broker, "t", "unborn", start="latest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from holdmq.mqtt import (
     Publish,
     Subscribe,
     Subscription,
+    publishes,
 )
 
 Start = Callable[..., Awaitable[Any]]
@@ -60,8 +62,6 @@ async def test_a_user_with_a_password_is_his_tenants(start_worker: Start, users:
 
 
 async def test_a_scram_user_is_his_tenants(start_worker: Start, tmp_path: Path, tenants: str) -> None:
-    import asyncio
-
     write_users(tmp_path / "scram", {"ada": str(make_verifier("pencil"))}, "")
     access = {"scram_file": str(tmp_path / "scram"), "tenants_file": tenants}
     running = await start_worker(access=access)
@@ -74,9 +74,14 @@ async def test_a_scram_user_is_his_tenants(start_worker: Start, tmp_path: Path, 
     final = client.final(challenge.properties.authentication_data or b"")
     device.send(Auth(0x18, Properties(authentication_method=METHOD, authentication_data=final)))
     # Behind the last AUTH, before it is known whose it is.
-    device.send(Publish("early/1", b"x", 1, packet_id=1))
+    device.send(Publish("early/1", b"x", 1, packet_id=1, properties=Properties(topic_alias=1)))
     assert (await device.next()).reason_code == 0
     assert (await device.next()).packet_ids == [1]
+    device.send(Subscribe(7, [Subscription("early/#", 1)]))
+    assert (await device.next()).reason_codes == [1]
+    device.send(Publish("", b"y", 0, properties=Properties(topic_alias=1)))
+    (message,) = publishes(await device.next())
+    assert (message.topic, message.payload) == ("early/1", b"y")
     assert running.worker.clients.session("$%acme/c1").principal == "ada"
     assert "acme%early" in {route.topic for route in running.worker.routes.all()}
 

@@ -210,6 +210,8 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "ban remove": _runs("holdmq ban add --address 192.0.2.0/24"),
     "quota show": _runs("holdmq quota set user:depot-7 --publish-rate 100"),
     "quota remove": _runs("holdmq quota set user:depot-7 --publish-rate 100"),
+    "tenant show": _runs("holdmq topic create orders --tenant acme"),
+    "tenant remove": _runs("holdmq topic create orders --tenant acme"),
     "client show": _connected,
     "session show": _connected,
     "session kick": _connected,

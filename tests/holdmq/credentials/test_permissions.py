@@ -102,6 +102,7 @@ READS = [
     "TABLE_WATCH",
     "BAN_LIST",
     "QUOTA_LIST",
+    "KEY_LIST",
     "CLIENT_LIST",
     "CLIENT_BUSIEST",
     "FLAPPING_LIST",

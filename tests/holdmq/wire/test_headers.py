@@ -222,7 +222,7 @@ def test_golden_ext_fields() -> None:
 
 def test_request_codes_are_never_renumbered() -> None:
     assert {code.name: int(code) for code in RequestCode} == {
-        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "CONFIG_RELOAD": 4, "PRODUCE": 10,
+        "HELLO": 1, "HEARTBEAT": 2, "BOUNDS_CHANGED": 3, "CONFIG_RELOAD": 4, "KEY_LIST": 5, "PRODUCE": 10,
         "PULL": 20, "FILTER_SET": 21,
         "PULL_COLUMNS": 22,
         "READ_OPEN": 30,

@@ -83,7 +83,7 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_option(name: str, value: st
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown option 'topic'; there are registry, cluster, topics"):
+    with pytest.raises(ConfigError, match="unknown option 'topic'; there are registry, cluster, tenant, t"):
         parse_options({"topic": "devices"})
 
 
@@ -107,6 +107,14 @@ def test_credentials_and_tls_are_options_but_no_secret_is(monkeypatch: pytest.Mo
     monkeypatch.delenv("HOLDMQ_CLIENT__SECRET")
     with pytest.raises(ConfigError, match=r"client\.secret or client\.secret_file is not set"):
         parse_options({"access_key": "stats"})
+
+
+def test_a_tenant_is_a_name_and_by_default_nobody() -> None:
+    assert (parse_options({}).tenant, parse_write_options({}).tenant) == ("", "")
+    for parse in (parse_options, parse_write_options):
+        assert parse({"tenant": " acme "}).tenant == "acme"
+        with pytest.raises(ConfigError, match="option tenant = 'a b' is no tenant: tenant name"):
+            parse({"tenant": "a b"})
 
 
 def test_a_cluster_is_a_name_and_by_default_all_of_them() -> None:

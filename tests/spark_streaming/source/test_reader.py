@@ -11,10 +11,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from processes import Stack, running_stack, wait_until
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from holdmq.client.admin import Admin
 from holdmq.client.sync import SyncProducer
@@ -128,6 +130,22 @@ def test_topics_and_queues_that_appear_while_a_query_runs_are_read_from_their_fi
     wait_until(lambda: len(query.plan()) == 5, "the registry lists the topic and the queues")
     assert sorted(query.batch()) == ["b", "c", "d", "e"]
     assert query.batch() == []
+
+
+def test_a_tenant_reads_and_writes_its_own_topics_in_its_own_words(
+    stack: Stack, producer: SyncProducer
+) -> None:
+    begin(stack, producer, "acme%sparks", "of acme")
+    begin(stack, producer, "beta%sparks", "of beta")
+    begin(stack, producer, "sparks", "of nobody")
+    found = read(stack, topics="*", tenant="acme")
+    assert {(row["topic"], row["body"]) for row in found} == {("sparks", b"of acme")}
+    source = source_of(stack, tenant="beta", topic="sparks")
+    body = pa.record_batch({"body": pa.array([b"written"], pa.binary())})
+    schema = StructType([StructField("body", BinaryType(), False)])
+    source.writer(schema, False).write(iter([body]))
+    whole = read(stack, topics="beta%sparks")
+    assert [row["body"] for row in whole] == [b"of beta", b"written"]
 
 
 def test_a_batch_of_a_stream_is_bounded_and_one_without_a_bound_takes_all(

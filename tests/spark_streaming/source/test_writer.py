@@ -125,7 +125,8 @@ def test_a_topic_cannot_be_overwritten_and_options_are_checked(stack: Stack) -> 
         with pytest.raises(UsageError, match="only ever appended to"):
             make(schema, True)
     with pytest.raises(
-        ConfigError, match=r"unknown option 'topics'; there are registry, cluster, topic, send_timeout_ms"
+        ConfigError,
+        match=r"unknown option 'topics'; there are registry, cluster, tenant, topic, s",
     ):
         HoldMQDataSource({"topics": "w"}).writer(schema, False)
     with pytest.raises(ConfigError, match="option topic = '%RETRY' is no topic"):
