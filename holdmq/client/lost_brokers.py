@@ -14,7 +14,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.forget_headers import UNKNOWN, BrokerForgetRequest, BrokerForgetResponse, LostTopicRow
 from holdmq.wire.header import rows
 
-CALL_TIMEOUT_S: Final = 5.0
+CALL_TIMEOUT_S: Final = 3.0
 
 Answer = BrokerForgetResponse | HoldMQError
 
