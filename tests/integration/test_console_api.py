@@ -24,6 +24,10 @@ from schemathesis.specs.openapi.checks import (
 from console.identity.accounts import AccountFile
 from holdmq.client import Consumer, DeadLetters, Message, Producer, SyncAdmin, SyncProducer
 from holdmq.client.groups import GroupAdmin
+from holdmq.errors import RemoteError
+from holdmq.rpc.client import Client
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import BrokerRegisterRequest, TopicRow
 
 PASSWORD = "correct horse battery"
 
@@ -242,6 +246,32 @@ def test_clients_are_banned_and_let_in_again(stack: Stack, console: httpx.Client
     wait_until(lambda: stack.metric("gateway", "holdmq_gateway_fleet_bans") == 0, "gateways know")
     assert MqttClient(stack.mqtt_port, "api/1", clean=True).connack.reason_code == 0
     MqttClient.close_all()
+
+
+def test_a_broker_that_is_lost_is_given_up_once_somebody_says_so(stack: Stack, console: httpx.Client) -> None:
+    async def come_and_go() -> None:
+        client = Client(stack.registry, "broker", "gone")
+        row = TopicRow("of-the-lost", 4, 4, 6, "log", 1, True)
+        registered = BrokerRegisterRequest(
+            "holdmq", "gone", 0, "127.0.0.1:1", 1, [row], made_ms=1, sessions=7, retained=2
+        )
+        await client.call(RequestCode.BROKER_REGISTER, registered)
+        await client.close()
+
+    asyncio.run(come_and_go())
+    wait_until(lambda: console.post("brokers/gone/forget", json={}).status_code == 200, "it is gone")
+    seen = done(console.post("brokers/gone/forget", json={}))
+    assert (seen["sessions"], seen["retained"], seen["forgotten_ms"], seen["told"]) == (7, 2, None, [])
+    assert seen["topics"] == [{"topic": "of-the-lost", "queues": 4, "is_ordered": True, "others": 0}]
+    given_up = done(console.post("brokers/gone/forget", json={"accept_loss": True}))
+    assert given_up["forgotten_ms"] > 0
+    assert given_up["told"] == [stack.registry]
+    with pytest.raises(RemoteError, match="was given up"):
+        asyncio.run(come_and_go())
+    lives = console.post("brokers/broker-0/forget", json={"accept_loss": True})
+    assert (lives.status_code, lives.json()["error"]["code"]) == (409, "NOT_FORGOTTEN")
+    assert "it lives" in lives.json()["error"]["message"]
+    assert console.post("brokers/nobody/forget", json={"accept_loss": True}).status_code == 404
 
 
 def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:
