@@ -88,9 +88,11 @@ class Roster:
         self._lost.pop(key, None)
 
     def give_up(self, key: ProcessKey) -> None:
-        """Wait no more for a process that is lost: it is no news until it is here again."""
+        """Wait no more for a process, whose connection may stand: it is no news until it is here again."""
         self._lost.pop(key, None)
-        if key not in self._here and len(self._given_up) < self._processes_max:
+        for owner in list(self._here.get(key, ())):
+            self._end(key, owner)
+        if len(self._given_up) < self._processes_max:
             self._given_up.add(key)
 
     def _end(self, key: ProcessKey, owner: Hashable) -> None:

@@ -74,6 +74,24 @@ def test_who_leaves_in_order_is_not_missed() -> None:
     assert not it.roster.lost
 
 
+def test_who_was_given_up_is_not_lost_any_more_until_it_is_here_again() -> None:
+    it = Watching()
+    it.roster.here(BROKER, "x", 0)
+    it.roster.here(OTHER, "y", 0)
+    it.roster.closed("x", 20)
+    assert it.look(40) == [("raised", "broker_lost", "b")]
+    it.roster.give_up(BROKER)
+    assert it.look(41) == [("over", "broker_lost", "b")]
+    it.roster.lose(BROKER, 42)
+    it.roster.give_up(OTHER)
+    it.roster.closed("y", 43)
+    assert it.look(400) == [], "neither by another registry's word, nor by the end of its old connection"
+    it.roster.here(BROKER, "anew", 400)
+    it.roster.here(OTHER, "z", 400)
+    it.roster.closed("anew", 401)
+    assert it.look(500) == [("raised", "broker_lost", "b")]
+
+
 def test_who_hangs_is_lost_though_its_connection_stands_and_is_forgotten_in_the_end() -> None:
     it = Watching(forget_s=500)
     it.roster.here(BROKER, "x", 0)
