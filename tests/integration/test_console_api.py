@@ -255,8 +255,10 @@ def test_a_broker_that_is_lost_is_given_up_once_somebody_says_so(stack: Stack, c
         registered = BrokerRegisterRequest(
             "holdmq", "gone", 0, "127.0.0.1:1", 1, [row], made_ms=1, sessions=7, retained=2
         )
-        await client.call(RequestCode.BROKER_REGISTER, registered)
-        await client.close()
+        try:
+            await client.call(RequestCode.BROKER_REGISTER, registered)
+        finally:
+            await client.close()
 
     asyncio.run(come_and_go())
     wait_until(lambda: console.post("brokers/gone/forget", json={}).status_code == 200, "it is gone")

@@ -158,4 +158,4 @@ def test_a_variable_that_spark_did_not_give_is_named(
 
 def test_everything_else_is_a_command_of_holdmq(image: dict[str, str], tmp_path: Path) -> None:
     done = enter(image, "--version", cwd=tmp_path)
-    assert done.stdout == f"holdmq {PROJECT['version']}, sources\n"
+    assert done.stdout.startswith(f"holdmq {PROJECT['version']}, ")

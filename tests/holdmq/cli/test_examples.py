@@ -29,8 +29,10 @@ from valkey_servers import ValkeyServer
 from holdmq.cli.app import command_line
 from holdmq.client import Consumer, DeadLetters, Message, Producer
 from holdmq.mqtt import PubAck, Publish
+from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
+from holdmq.wire.headers import BrokerRegisterRequest, TopicRow
 from loadtest.cli import app as loadtest
 
 END_S: Final = 50.0
@@ -183,6 +185,23 @@ _accounts = _each(
 )
 
 
+def _lost(world: World) -> None:
+    """A broker comes with a new store and an ordered topic, and is gone."""
+
+    async def come_and_go() -> None:
+        client = Client(world.stack.registry, "broker", "broker-1")
+        row = TopicRow("of-the-lost", 4, 4, 6, "log", 1, True)
+        made_ms = time.time_ns() // 1_000_000
+        registered = BrokerRegisterRequest("holdmq", "broker-1", 0, "127.0.0.1:1", 1, [row], made_ms=made_ms)
+        try:
+            await client.call(RequestCode.BROKER_REGISTER, registered)
+        finally:
+            await client.close()
+
+    asyncio.run(come_and_go())
+    wait_until(lambda: "broker-1" not in world.do("holdmq cluster brokers --json"), "it is gone")
+
+
 NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "topic create": _runs("holdmq topic delete devices --yes --force"),
     "message get": _published,
@@ -207,6 +226,7 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "dlq read": _dead_letter,
     "dlq resend": _each(_runs("holdmq pub billing-again/x -m first"), _dead_letter),
     "dlq purge": _dead_letter,
+    "broker forget": _lost,
     "ban remove": _runs("holdmq ban add --address 192.0.2.0/24"),
     "quota show": _runs("holdmq quota set user:depot-7 --publish-rate 100"),
     "quota remove": _runs("holdmq quota set user:depot-7 --publish-rate 100"),
