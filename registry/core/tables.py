@@ -296,7 +296,7 @@ class RegistryTables:
             where = ", ".join(entry.addresses.values())
             raise RemoteError(
                 Code.NOT_PERMITTED,
-                f"broker {broker!r} is registered, at {where}: it lives; drain it or stop it first",
+                f"broker {broker!r} is registered, at {where}: it lives; stop it first",
             )
         if self._epochs.get(broker, 0):
             raise RemoteError(
