@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-from holdmq.client.route import SOFTWARE
-from holdmq.errors import HoldMQError, RemoteError, UsageError
-from holdmq.rpc.client import Client
+from holdmq.client.every_registry import EveryRegistry
+from holdmq.errors import HoldMQError, RemoteError
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.forget_headers import UNKNOWN, BrokerForgetRequest, BrokerForgetResponse, LostTopicRow
@@ -42,7 +41,7 @@ class BrokerLoss(NamedTuple):
     silent: dict[str, str]
 
 
-class LostBrokers:
+class LostBrokers(EveryRegistry):
     """Asks and tells every registry. Use it as `async with LostBrokers(["host:9876"]) as lost`.
 
     `cluster` and `tenant` say nothing here: names of brokers are those of all clusters.
@@ -57,23 +56,7 @@ class LostBrokers:
         cluster: str = "",
         tenant: str = "",
     ) -> None:
-        if isinstance(registries, str) or not registries:
-            raise UsageError("registries must be a list of at least one host:port")
-        self._clients = {
-            address: Client(address, "client", client_id, software=SOFTWARE, security=security)
-            for address in dict.fromkeys(registries)
-        }
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect from the registries."""
-        for client in self._clients.values():
-            await client.close()
+        super().__init__(registries, client_id, security)
 
     async def look(self, broker: str) -> BrokerLoss:
         """What would be lost with a broker; nothing is changed."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from typing import Final
 
+from holdmq.client.every_registry import EveryRegistry
 from holdmq.client.names import check_cluster
-from holdmq.client.route import SOFTWARE
-from holdmq.errors import HoldMQError, TransportError, UsageError
-from holdmq.rpc.client import Client
+from holdmq.errors import HoldMQError, TransportError
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
@@ -20,7 +19,7 @@ from holdmq.wire.tenant_words import TenantWords
 CALL_TIMEOUT_S: Final = 5.0
 
 
-class OrderedTopics:
+class OrderedTopics(EveryRegistry):
     """Asks and tells every registry. Use it as `async with OrderedTopics(["host:9876"]) as ordered`.
 
     `cluster`: what is asked and told is about its brokers alone, "" = about those of all. `tenant`: topics
@@ -36,26 +35,9 @@ class OrderedTopics:
         cluster: str = "",
         tenant: str = "",
     ) -> None:
-        if isinstance(registries, str) or not registries:
-            raise UsageError("registries must be a list of at least one host:port")
         check_cluster(cluster)
         self._cluster = cluster
-        words = TenantWords(tenant) if tenant else None
-        self._clients = [
-            Client(address, "client", client_id, software=SOFTWARE, security=security, words=words)
-            for address in dict.fromkeys(registries)
-        ]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect from the registries."""
-        for client in self._clients:
-            await client.close()
+        super().__init__(registries, client_id, security, TenantWords(tenant) if tenant else None)
 
     async def get(self, topics: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
         """Broker names and queues by ordered topic (None = all), as the first registry that answers says.
@@ -85,7 +67,7 @@ class OrderedTopics:
                 raise answer
 
     async def _call(self, code: RequestCode, header: Header) -> list[Reply | HoldMQError]:
-        calls = [client.call(code, header, CALL_TIMEOUT_S) for client in self._clients]
+        calls = [client.call(code, header, CALL_TIMEOUT_S) for client in self._clients.values()]
         answers: list[Reply | HoldMQError] = []
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, HoldMQError):

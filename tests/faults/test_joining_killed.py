@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from processes import Stack, end_all
-from two_brokers import Cluster, two_brokers
+from processes import Stack
+from two_brokers import Cluster, third_broker, two_brokers
 
 from holdmq.client import Admin
 from holdmq.errors import HoldMQError
@@ -31,12 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def third(cluster: Cluster, tmp_path: Path) -> Iterator[Stack]:
-    (tmp_path / "third").mkdir()
-    stack = Stack(
-        tmp_path / "third", {"registry.port": cluster.first.registry_port, "broker.name": "broker-2"}
-    )
-    yield stack
-    end_all([stack])
+    yield from third_broker(cluster, tmp_path)
 
 
 async def test_all_brokers_have_the_same_topics_in_the_end(cluster: Cluster, third: Stack) -> None:

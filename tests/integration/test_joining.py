@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from command_line import Cli, runner
 from mqtt_client import MqttClient, connect_again
-from processes import Stack, end_all, wait_until
-from two_brokers import Cluster, two_brokers
+from processes import Stack, wait_until
+from two_brokers import Cluster, third_broker, two_brokers
 
 from holdmq.client import Admin, Table
 from holdmq.mqtt import PubAck, Publish
@@ -32,13 +32,7 @@ def cluster(tmp_path: Any) -> Iterator[Cluster]:
 
 @pytest.fixture
 def third(cluster: Cluster, tmp_path: Any) -> Iterator[Stack]:
-    """The third broker, which does not run yet."""
-    (tmp_path / "third").mkdir()
-    stack = Stack(
-        tmp_path / "third", {"registry.port": cluster.first.registry_port, "broker.name": "broker-2"}
-    )
-    yield stack
-    end_all([stack])
+    yield from third_broker(cluster, tmp_path)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from command_line import Cli, runner
 from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
-from two_brokers import Cluster, two_brokers
+from processes import Stack, wait_until
+from two_brokers import Cluster, third_broker, two_brokers
 
 from holdmq.client import Admin, Consumer, Message, Producer, SharedConsumer
 from holdmq.client.groups import GroupAdmin
@@ -37,13 +37,7 @@ def cluster(tmp_path: Any) -> Iterator[Cluster]:
 
 @pytest.fixture
 def third(cluster: Cluster, tmp_path: Any) -> Iterator[Stack]:
-    """The third broker, which does not run yet."""
-    (tmp_path / "third").mkdir()
-    stack = Stack(
-        tmp_path / "third", {"registry.port": cluster.first.registry_port, "broker.name": "broker-2"}
-    )
-    yield stack
-    end_all([stack])
+    yield from third_broker(cluster, tmp_path)
 
 
 @pytest.fixture

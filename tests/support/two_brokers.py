@@ -40,3 +40,13 @@ def two_brokers(directory: Path, **overrides: Any) -> Iterator[Cluster]:
         yield cluster
     finally:
         end_all([cluster.second, cluster.first])
+
+
+def third_broker(cluster: Cluster, directory: Path) -> Iterator[Stack]:
+    """A third broker of the cluster, which does not run yet; it is ended when the generator is closed."""
+    (directory / "third").mkdir()
+    stack = Stack(
+        directory / "third", {"registry.port": cluster.first.registry_port, "broker.name": "broker-2"}
+    )
+    yield stack
+    end_all([stack])
